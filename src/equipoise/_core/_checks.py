@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every check of what a caller hands in.
+
+A failed check raises a `ValueError` that names the parameter, the rule, the value received and the remedy. Checks that
+need only shapes and dtypes are plain Python and vanish under `torch.compile`; checks that need values live where the
+values are read anyway (a solver's first pass over the scores).
+
+Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+def check_matrix(name: str, x: Tensor) -> None:
+    """Requires a floating-point matrix [..., n, k] with k >= 1."""
+    if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{name} must be a torch.Tensor, got {type(x).__name__}: wrap it in torch.as_tensor")
+    if x.dtype not in _FLOATS:
+        raise ValueError(
+            f"{name} must be floating point (float16, bfloat16, float32 or float64), got {x.dtype}: "
+            f"convert it with {name}.float()"
+        )
+    if x.ndim < 2:
+        raise ValueError(
+            f"{name} must have shape [..., n, k], rows by experts, got {list(x.shape)}: "
+            "add the missing dimension with unsqueeze"
+        )
+    if x.shape[-1] == 0:
+        raise ValueError(f"{name} must have at least one expert (last dimension k >= 1), got shape {list(x.shape)}")
+
+
+def check_mask(mask: Tensor | None, shape: Sequence[int]) -> None:
+    """Requires None or bool [..., n] that matches `shape` = [..., n]."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise ValueError(
+            f"mask must be boolean, True for rows that take an expert, got {mask.dtype}: use mask.bool() or mask > 0"
+        )
+    if list(mask.shape) != list(shape):
+        raise ValueError(
+            f"mask must have shape {list(shape)} (one entry a row), got {list(mask.shape)}: expand it to the batch"
+        )
+
+
+def check_capacity(
+    capacity: int | Sequence[int] | Tensor | None, batch: Sequence[int], n: int, k: int, mask: Tensor | None,
+    device: torch.device,
+) -> Tensor:
+    """Turns any legal `capacity` into int64 [..., k].
+
+    None means ceil(rows that are not masked / k) for each problem of the batch.
+    """
+    shape = [*batch, k]
+    if capacity is None:
+        if mask is None:
+            return torch.full(shape, -(-n // k), dtype=torch.int64, device=device)
+        return ((mask.sum(-1, keepdim=True) + k - 1) // k).expand(shape).contiguous()
+    if isinstance(capacity, bool) or isinstance(capacity, float):
+        raise ValueError(f"capacity must be an integer, got {capacity!r}: round it, for example math.ceil(capacity)")
+    if isinstance(capacity, int):
+        if capacity < 0:
+            raise ValueError(f"capacity must be >= 0, got {capacity}: give the number of rows an expert may take")
+        return torch.full(shape, capacity, dtype=torch.int64, device=device)
+    if not isinstance(capacity, Tensor):
+        if any(isinstance(c, float) for c in capacity):
+            raise ValueError(f"capacity must hold integers, got {list(capacity)!r}: round them first")
+        capacity = torch.as_tensor(capacity, device=device)
+    if capacity.dtype not in _INTEGERS:
+        raise ValueError(f"capacity must be an integer tensor, got {capacity.dtype}: convert it with capacity.long()")
+    if capacity.ndim == 0:
+        return capacity.to(torch.int64).expand(shape).contiguous()
+    if list(capacity.shape) not in ([k], shape):
+        raise ValueError(
+            f"capacity must be an int, or have shape [{k}] (one for each expert) or {shape} "
+            f"(one for each problem and expert), got {list(capacity.shape)}"
+        )
+    return capacity.to(torch.int64).expand(shape).contiguous()
+
+
+def check_prices(prices: Tensor | None, shape: Sequence[int]) -> None:
+    """Requires None or floating [..., k] that matches `shape` = [..., k]."""
+    if prices is None:
+        return
+    if not prices.is_floating_point():
+        raise ValueError(f"prices must be floating point, got {prices.dtype}: pass an earlier Assignment's .prices")
+    if list(prices.shape) != list(shape):
+        raise ValueError(
+            f"prices must have shape {list(shape)} (one for each problem and expert), got {list(prices.shape)}: "
+            "pass the .prices of an Assignment of the same batch, or expand them"
+        )
+
+
+def check_same_device(name: str, x: Tensor | None, other_name: str, other: Tensor) -> None:
+    """Requires two tensors on one device."""
+    if x is not None and x.device != other.device:
+        raise ValueError(
+            f"{name} must be on the device of {other_name} ({other.device}), got {x.device}: "
+            f"move it with {name}.to({other_name}.device)"
+        )
+
+
+def check_one_of(name: str, value: str, known: Sequence[str]) -> None:
+    """Requires one of the known names."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def check_one_problem(name: str, x: Tensor) -> None:
+    """Requires a single floating-point matrix [n, k]: no batch dimensions."""
+    check_matrix(name, x)
+    if x.ndim != 2:
+        raise ValueError(f"{name} must be one problem of shape [n, k], got {list(x.shape)}: loop over the batch")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Requires a finite number above zero."""
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be finite and > 0, got {value}: give a positive number")
+
+
+def check_row(row: int, n: int) -> None:
+    """Requires the index of one of n rows, counted from 0."""
+    if not 0 <= row < n:
+        raise ValueError(f"row must be one of the {n} rows, 0 <= row < {n}, got {row}: count rows from 0")
+
+
+def check_enough_slots(capacity: Tensor, n: int) -> None:
+    """Requires capacities int [k] that hold n rows."""
+    slots = int(capacity.sum())
+    if slots < n:
+        raise ValueError(
+            f"capacity must hold every row: {n} rows need {n} slots, got {slots} in {capacity.tolist()}: raise capacity"
+        )
+
+
+def check_small_enough(what: str, count: int, limit: int) -> None:
+    """Requires at most `limit` of something that is written out in full."""
+    if count > limit:
+        raise ValueError(f"{what} must number at most {limit} to be written out, got {count}: take a smaller n or k")
+
+
+def check_balanced_matrix(name: str, p: Tensor, tolerance: float = 1e-6) -> Tensor:
+    """Requires one matrix [n, k] of probabilities whose columns sum to whole numbers; returns those, int64 [k]."""
+    check_one_problem(name, p)
+    if p.shape[0] == 0:
+        raise ValueError(f"{name} must have at least one row, got shape {list(p.shape)}: leave empty batches out")
+    if not bool((p >= 0).all()):
+        raise ValueError(f"{name} must hold probabilities >= 0, got {float(p.min())}: pass exp of log probabilities")
+    row_error = float((p.sum(1) - 1).abs().amax())
+    if row_error > tolerance:
+        raise ValueError(f"{name} must have rows that sum to 1, got an error of {row_error:.1e}: normalise the rows")
+    columns = p.sum(0)
+    if float((columns - columns.round()).abs().amax()) > tolerance:
+        raise ValueError(
+            f"{name} must have columns that sum to whole numbers (the capacities), got {columns.tolist()}: "
+            "balance it first, to a smaller tolerance"
+        )
+    return columns.round().long()
+
+
+def check_shape(name: str, x: Tensor, shape: Sequence[int], meaning: str) -> None:
+    """Requires a tensor of exactly this shape; `meaning` says what an entry stands for."""
+    if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{name} must be a torch.Tensor, got {type(x).__name__}: wrap it in torch.as_tensor")
+    if list(x.shape) != list(shape):
+        raise ValueError(
+            f"{name} must have shape {list(shape)} ({meaning}), got {list(x.shape)}: "
+            "reshape it, or expand it to the batch"
+        )
+
+
+def check_floating(name: str, x: Tensor) -> None:
+    """Requires a floating-point tensor."""
+    if not x.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {x.dtype}: convert it with {name}.float()")
+
+
+def check_broadcasts(name: str, x: Tensor, batch: Sequence[int]) -> None:
+    """Requires a tensor that broadcasts over the batch dimensions, and adds none."""
+    ours = [1] * (len(batch) - x.ndim) + list(x.shape)
+    if x.ndim > len(batch) or any(a not in (1, b) for a, b in zip(ours, batch, strict=True)):
+        raise ValueError(
+            f"{name} must be a number or broadcast over the batch dimensions {list(batch)}, got shape {list(x.shape)}: "
+            "give one for each problem"
+        )
+
+
+def check_baseline(baseline: Tensor, shape: Sequence[int]) -> None:
+    """Requires a baseline for all rows [], for each problem [...] or for each row [..., n], with `shape` = [..., n]."""
+    batch = list(shape[:-1])
+    if list(baseline.shape) not in ([], batch, list(shape)):
+        raise ValueError(
+            f"baseline must be a number, or have shape {batch} (one for each problem) or {list(shape)} (one for each "
+            f"row), got {list(baseline.shape)}: expand it"
+        )
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Requires 0 <= value < 1."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value}: 0 keeps nothing of the past, 0.99 is usual")
+
+
+def check_unbalanced(name: str, balanced: bool) -> None:
+    """Requires a sample whose experts were drawn without regard to the capacity."""
+    if balanced:
+        raise ValueError(
+            f"{name} must not come from a balanced assignment, got a Gumbel-Matching sample: its counts are set by the "
+            "capacity, which makes the balance loss a constant; leave it out to count the router's own argmax"
+        )
+
+
+def check_known_keywords(name: str, accepted: Sequence[str], required: Sequence[str]) -> None:
+    """Requires a function that takes all of the keywords."""
+    missing = [keyword for keyword in required if keyword not in accepted]
+    if missing:
+        raise ValueError(
+            f"{name} must take the keywords {', '.join(required)}, got a signature without {', '.join(missing)}: "
+            "add them, or take **kwargs"
+        )
+
+
+def check_given(name: str, x: Tensor | None) -> Tensor:
+    """Requires a tensor where None is possible, and returns it."""
+    if x is None:
+        raise ValueError(f"{name} must be given here, got None: draw it too, as the strategy's draw_noise does")
+    return x
+
+
+def check_no_nan(name: str, x: Tensor) -> None:
+    """Requires values that are finite or -inf."""
+    bad = ~(x < float("inf"))
+    if bool(bad.any()):
+        raise ValueError(
+            f"{name} must be finite or -inf (a forbidden pair), got {float(x[bad][0])} at index "
+            f"{bad.nonzero()[0].tolist()}: look for an overflow upstream"
+        )
+
+
+def check_possible(name: str, log_normaliser: Tensor) -> None:
+    """Requires that the forbidden pairs leave at least one assignment."""
+    if float(log_normaliser) == -float("inf"):
+        raise ValueError(f"{name} must leave an assignment within capacity, got none: fewer -inf, or a larger capacity")

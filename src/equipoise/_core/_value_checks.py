@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that have to read values, written as operators.
+
+Shapes and dtypes are known while `torch.compile` traces; values are not. A check of values is therefore an opaque
+operator: it stops no trace, and it raises its `ValueError` when the compiled code runs. Each returns what it was asked
+to check (a copy: an operator may not return its input), and the caller goes on with that, so that no optimiser may
+remove the check as unused. All of them read small tensors, one entry a row or less, never the whole matrix.
+
+Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
+"""
+
+import torch
+from torch import Tensor
+
+# log p above zero by more than rounding (half precision included) is a logit that was never normalised.
+_LOG_P_SLACK = 0.05
+
+
+def row_name(failed: Tensor) -> str:
+    """Names the first True entry of bool [..., n]: "row 3", or "row 3 of problem [1, 0]"."""
+    *problem, row = [int(i) for i in failed.nonzero()[0]]
+    return f"row {row} of problem {problem}" if problem else f"row {row}"
+
+
+def _all_finite(x: Tensor) -> bool:
+    """Tells whether no entry is NaN or infinite: one fast reduction, where `isfinite` would write a copy first."""
+    if x.numel() == 0:
+        return True
+    least, most = x.aminmax()  # both are NaN if any entry is
+    return bool(least > -torch.inf) and bool(most < torch.inf)
+
+
+@torch.library.custom_op("equipoise::checked_temperature", mutates_args=())
+def checked_temperature(temperature: Tensor, positive: bool) -> Tensor:
+    """Requires finite temperatures >= 0, or > 0 where `positive`; returns them."""
+    bad = ~((temperature > 0) if positive else (temperature >= 0)) | temperature.isinf()
+    if bool(bad.any()):
+        rule, remedy = _temperature_rule(positive)
+        raise ValueError(f"temperature must be finite and {rule}, got {float(temperature[bad][0])}: {remedy}")
+    return temperature.clone()
+
+
+@checked_temperature.register_fake
+def _(temperature: Tensor, positive: bool) -> Tensor:  # pyright: ignore[reportUnusedParameter]
+    return torch.empty_like(temperature)
+
+
+def _temperature_rule(positive: bool) -> tuple[str, str]:
+    if positive:
+        return "> 0 with sinkhorn_first", "balance logits / temperature at a temperature above zero"
+    return ">= 0", "give a temperature above zero, or 0 for the deterministic choice"
+
+
+def check_temperature(temperature: float, positive: bool) -> None:
+    """Requires a finite number >= 0, or > 0 where `positive`."""
+    if not ((temperature > 0) if positive else (temperature >= 0)) or temperature == float("inf"):
+        rule, remedy = _temperature_rule(positive)
+        raise ValueError(f"temperature must be finite and {rule}, got {temperature}: {remedy}")
+
+
+@torch.library.custom_op("equipoise::checked_choice", mutates_args=())
+def checked_choice(z: Tensor, best: Tensor) -> Tensor:
+    """Requires that the best perturbed logit of every row is finite; returns the choice z.
+
+    A maximum passes NaN on, so n numbers tell whether any of the n x k logits is NaN or +inf, or all of a row -inf.
+    """
+    if not _all_finite(best):
+        bad = ~best.isfinite()
+        raise ValueError(
+            f"logits must be free of NaN and +inf and leave every row an expert, got {float(best[bad][0])} as the "
+            f"maximum of {row_name(bad)}: mask rows that should take no expert, and find where the NaN comes from"
+        )
+    return z.clone()
+
+
+@checked_choice.register_fake
+def _(z: Tensor, best: Tensor) -> Tensor:  # pyright: ignore[reportUnusedParameter]
+    return torch.empty_like(z)
+
+
+@torch.library.custom_op("equipoise::checked_slots", mutates_args=())
+def checked_slots(capacity: Tensor) -> Tensor:
+    """Requires capacities int64 [..., k] >= 1; returns them."""
+    if bool((capacity < 1).any()):
+        raise ValueError(
+            f"capacity must be >= 1 for every expert where rows are skipped, got {int(capacity.min())}: no weight can "
+            "make up for an expert that never keeps a row; forbid it with logits of -inf and give it capacity 1"
+        )
+    return capacity.clone()
+
+
+@checked_slots.register_fake
+def _(capacity: Tensor) -> Tensor:
+    return torch.empty_like(capacity)
+
+
+@torch.library.custom_op("equipoise::checked_log_ratio", mutates_args=())
+def checked_log_ratio(log_p_z: Tensor, log_q_z: Tensor, deterministic: Tensor | None) -> Tensor:
+    """Computes log p - log q at the sampled experts, requiring that they could be sampled.
+
+    Args:
+        log_p_z: router log-probability of each row's expert [..., n]; at most 0, and 0 where nothing is to be checked.
+        log_q_z: log-probability under the proposal [..., n]; above -inf.
+        deterministic: the problems without noise, bool, or None when there is none.
+    """
+    if deterministic is not None and bool(deterministic.any()):
+        raise ValueError(_DETERMINISTIC)
+    if not _all_finite(log_q_z):
+        bad = ~log_q_z.isfinite()
+        raise ValueError(
+            f"importance weights must have q > 0 at every sampled expert, got log_q = {float(log_q_z[bad][0])} at "
+            f"{row_name(bad)}: a sample that is impossible under log_q did not come from it"
+        )
+    if log_p_z.numel() and not bool(log_p_z.amax() <= _LOG_P_SLACK):  # amax passes NaN on
+        bad = ~(log_p_z <= _LOG_P_SLACK)
+        raise ValueError(
+            f"log_p must hold log-probabilities (<= 0, no NaN), got {float(log_p_z[bad][0])} at {row_name(bad)}: "
+            "pass torch.log_softmax(logits, -1)"
+        )
+    return log_p_z - log_q_z
+
+
+@checked_log_ratio.register_fake
+def _(log_p_z: Tensor, log_q_z: Tensor, deterministic: Tensor | None) -> Tensor:  # pyright: ignore[reportUnusedParameter]
+    return torch.empty_like(log_p_z - log_q_z)
+
+
+_DETERMINISTIC = (
+    "importance weights must have temperature > 0, got a sample drawn at temperature 0, whose q is 1 for the expert "
+    "chosen and 0 for the others: raise the temperature, or drop them (importance=False, or weight=s.keep_weight)"
+)
+
+
+def check_stochastic(deterministic: bool) -> None:
+    """Requires a sample that was drawn with noise."""
+    if deterministic:
+        raise ValueError(_DETERMINISTIC)

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact balanced assignment: n rows to k experts of limited capacity."""
+
+from equipoise.assignment._assign import METHODS as METHODS
+from equipoise.assignment._assign import assign as assign
+from equipoise.assignment._assignment import Assignment as Assignment

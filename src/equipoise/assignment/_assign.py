@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`assign`: the exact balanced assignment of n rows to k experts."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from equipoise._core import (
+    check_capacity,
+    check_mask,
+    check_matrix,
+    check_one_of,
+    check_prices,
+    check_same_device,
+)
+from equipoise.assignment._assignment import Assignment
+
+Method = Literal["auto", "primal-dual", "cycle-cancelling", "auction"]
+METHODS = ("auto", "primal-dual", "cycle-cancelling", "auction")
+
+
+def assign(
+    scores: Float[Tensor, "*batch n k"],
+    capacity: int | Sequence[int] | Int[Tensor, "..."] | None = None,
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    prices: Float[Tensor, "*batch k"] | None = None,
+    method: str = "auto",
+) -> Assignment:
+    r"""Assigns every row to one expert, no expert more rows than it can take, with the largest total score.
+
+    Solves the transportation problem (the paper's eq. 4, with `scores` for a_ij / tau + g_ij)
+
+    .. math::
+        \max_z \sum_i s_{i z_i} \quad \text{s.t.} \quad |\{i : z_i = j\}| \le c_j \; \forall j
+
+    for each problem of the batch. Its dual variables are the experts' `prices`: at optimal prices every row is at the
+    expert where `scores[i, j] - prices[j]` is largest. The result carries them, and with them its own proof.
+
+    Args:
+        scores: what assigning row i to expert j is worth; -inf forbids the pair. float16, bfloat16, float32, float64.
+        capacity: rows that an expert may take. None: ceil(rows that are not masked / k); an int; one for each expert,
+            shape [k]; or one for each problem and expert, shape [..., k]. Capacities may sum to more than the rows.
+        mask: False for rows that take no expert (padding).
+        prices: a start from an earlier `Assignment.prices`. It changes the time, not the value of the result.
+        method: "primal-dual": exact, on the CPU, compiled; "cycle-cancelling": exact, the paper's own algorithm, on any
+            device; "auction": the inexact start of the latter, as BASE layers use it; "auto": the first on the CPU, the
+            second elsewhere.
+
+    Returns:
+        The assignment, with its value, the prices and the optimality gap in float64. Of several optimal assignments the
+        result is the same for the same input, whatever the number of threads. The rule of "primal-dual": a row that is
+        tied between experts takes the one with the most room left, then the lowest index, last row first; chains of
+        moves end at the lowest index among equally near experts, and of tied rows the one that joined its expert last
+        moves first. The other methods prefer the lowest row, then the lowest expert.
+
+    Raises:
+        ValueError: scores are not a floating-point matrix, hold NaN or +inf, or forbid so much that nothing feasible is
+            left; capacities are negative, not integers, of the wrong shape or too small for the rows; mask or prices do
+            not fit; tensors are on different devices; the method is unknown.
+
+    Example:
+        Three rows prefer expert 0, which takes two. The one that loses least by it goes elsewhere.
+
+        >>> import torch, equipoise as eq
+        >>> scores = torch.tensor([[3.0, 1.0], [3.0, 0.0], [3.0, 2.5], [0.0, 1.0]])
+        >>> a = eq.assign(scores)
+        >>> a.z.tolist(), a.counts.tolist(), a.value.item()
+        ([0, 0, 1, 1], [2, 2], 9.5)
+        >>> a.prices.tolist(), a.gap.item()
+        ([0.5, 0.0], 0.0)
+
+    References:
+        Kool, Maddison, Mnih (2021), section 2.2 and appendix D.2.
+        Tokuyama, Nakano (1995), Efficient algorithms for the Hitchcock transportation problem.
+    """
+    check_matrix("scores", scores)
+    check_one_of("method", method, METHODS)
+    *batch, n, k = scores.shape
+    check_mask(mask, [*batch, n])
+    check_prices(prices, [*batch, k])
+    check_same_device("mask", mask, "scores", scores)
+    check_same_device("prices", prices, "scores", scores)
+    if isinstance(capacity, Tensor):
+        check_same_device("capacity", capacity, "scores", scores)
+    full_capacity = check_capacity(capacity, batch, n, k, mask, scores.device)
+    if method == "auto":
+        method = "primal-dual" if scores.device.type == "cpu" else "cycle-cancelling"
+    if method == "primal-dual" and scores.device.type != "cpu":
+        raise ValueError(
+            f'method "primal-dual" needs scores on the CPU, got {scores.device}: use "cycle-cancelling" or scores.cpu()'
+        )
+    z, counts, final_prices, value, gap = torch.ops.equipoise.assign(scores, full_capacity, mask, prices, method)
+    if mask is None:
+        mask = torch.ones(z.shape, dtype=torch.bool, device=z.device)
+    return Assignment(
+        z=z, counts=counts, capacity=full_capacity, mask=mask, value=value, prices=final_prices, gap=gap
+    )
+
+
+@torch.library.custom_op("equipoise::assign", mutates_args=())
+def _assign_op(
+    scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *batch, n, k = scores.shape
+    rows = torch.full(batch, n) if mask is None else mask.sum(-1)
+    _check_capacity_values(capacity, rows)
+    if prices is not None and not bool(prices.isfinite().all()):
+        raise ValueError("prices must be finite, got a NaN or an infinity: pass an earlier Assignment's .prices")
+    flat = scores.detach().reshape(-1, n, k)
+    if flat.dtype in (torch.float16, torch.bfloat16):
+        flat = flat.float()
+    result = _solve(
+        flat,
+        capacity.reshape(-1, k),
+        None if mask is None else mask.reshape(-1, n),
+        None if prices is None else prices.detach().reshape(-1, k).double(),
+        method,
+    )
+    shapes = ([*batch, n], [*batch, k], [*batch, k], batch, batch)
+    z, counts, final_prices, value, gap = (x.reshape(shape) for x, shape in zip(result, shapes, strict=True))
+    return z, counts, final_prices, value, gap
+
+
+def _check_capacity_values(capacity: Tensor, rows: Tensor) -> None:
+    if bool((capacity < 0).any()):
+        raise ValueError(
+            f"capacity must be >= 0, got {int(capacity.min())}: give the number of rows that each expert may take"
+        )
+    short = (capacity.sum(-1) < rows.to(capacity.device)).reshape(-1)
+    if bool(short.any()):
+        first = int(short.nonzero()[0])
+        where = f" in problem {first}" if len(short) > 1 else ""
+        raise ValueError(
+            f"capacity must sum to at least the number of rows, {int(rows.reshape(-1)[first])}{where}, got "
+            f"{int(capacity.sum(-1).reshape(-1)[first])}: raise it, or mask rows"
+        )
+
+
+def _solve(
+    scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    # Imported here because importing Numba takes as long as half a training step of a small model, and because whoever
+    # uses another method needs none of it.
+    if method == "primal-dual":
+        from equipoise.assignment._primal_dual import primal_dual
+
+        return primal_dual(scores, capacity, mask, prices)
+    from equipoise.assignment._auction import auction_assign
+    from equipoise.assignment._certificate import certificate
+    from equipoise.assignment._cycle_cancelling import cycle_cancelling
+
+    solver = cycle_cancelling if method == "cycle-cancelling" else auction_assign
+    z, final_prices = solver(scores, capacity, mask, prices)
+    counts, value, gap = certificate(scores, z, final_prices, capacity, mask)
+    return z, counts, final_prices, value, gap
+
+
+@_assign_op.register_fake
+def _assign_fake(
+    scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *batch, n, k = scores.shape
+    return (
+        scores.new_empty([*batch, n], dtype=torch.int64),
+        scores.new_empty([*batch, k], dtype=torch.int64),
+        scores.new_empty([*batch, k], dtype=torch.float64),
+        scores.new_empty(batch, dtype=torch.float64),
+        scores.new_empty(batch, dtype=torch.float64),
+    )

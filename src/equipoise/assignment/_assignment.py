@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result of an assignment."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A balanced assignment of n rows to k experts, with its certificate.
+
+    Attributes:
+        z: the expert of each row; k where a row takes no expert (it is masked).
+        counts: rows that each expert took.
+        capacity: rows that each expert could take, as used.
+        mask: rows that had to be assigned, as used.
+        value: the sum of the scores of the assigned pairs.
+        prices: an optimal dual variable for each expert, >= 0, and 0 for every expert with a free slot; when no expert
+            has one, shifted so that the least is 0. Row i is at z_i because no expert offers more than
+            `scores[i, z_i] - prices[z_i]`.
+        gap: dual value minus primal value, computed from `prices` and the scores. No assignment is better by more
+            than this, so a gap of (numerically) zero proves optimality.
+    """
+
+    z: Int[Tensor, "*batch n"]
+    counts: Int[Tensor, "*batch k"]
+    capacity: Int[Tensor, "*batch k"]
+    mask: Bool[Tensor, "*batch n"]
+    value: Float[Tensor, "*batch"]
+    prices: Float[Tensor, "*batch k"]
+    gap: Float[Tensor, "*batch"]

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a problem has no solution, in words."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float32] | NDArray[np.float64]
+
+
+def illegal_scores(scores: Matrix, capacity: NDArray[np.int64], row: int, problem: int) -> ValueError:
+    """The error for a row that holds a NaN or +inf, or may go nowhere."""
+    where = f"row {row}" if problem == 0 else f"row {row} of problem {problem}"
+    if np.isnan(scores[row]).any():
+        return ValueError(f"scores must not be NaN, got NaN in {where}: mask the row, or find out where it comes from")
+    if (scores[row] == np.inf).any():
+        return ValueError(f"scores must be below +inf, got +inf in {where}: use a large finite score")
+    if (capacity > 0).all():
+        return ValueError(
+            f"scores must leave every row an expert, but {where} is -inf for all of them: allow it one, or mask it"
+        )
+    return ValueError(
+        f"scores must leave every row an expert, but {where} is -inf for all that have a capacity above 0: "
+        "allow it one, raise a capacity, or mask the row"
+    )
+
+
+def no_room(
+    scores: Matrix, mask: NDArray[np.bool_], capacity: NDArray[np.int64], z: NDArray[np.int32], expert: int, problem: int
+) -> ValueError:
+    """The error for rows that -inf confines to experts that cannot hold them all.
+
+    `expert` is overfull under z and no chain of moves leads from it to room. The experts that chains do reach hold only
+    rows that may go nowhere else (Hall's condition fails for those rows).
+    """
+    k = len(capacity)
+    reached = np.zeros(k, np.bool_)
+    reached[expert] = True
+    allowed = (scores > -np.inf) & (capacity > 0)
+    while True:
+        confined = mask & (z >= 0) & (z < k) & reached[np.clip(z, 0, k - 1)]
+        grown = reached | allowed[confined].any(0)
+        if (grown == reached).all():
+            break
+        reached = grown
+    row, where = int(np.flatnonzero(confined)[0]), "" if problem == 0 else f" of problem {problem}"
+    experts = ", ".join(map(str, np.flatnonzero(reached)[:8])) + (", ..." if reached.sum() > 8 else "")
+    return ValueError(
+        f"scores must leave the rows room, but -inf confines {confined.sum()} rows{where}, among them row {row}, to "
+        f"experts {experts}, which hold {capacity[reached].sum()}: allow more pairs or raise those capacities"
+    )

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over the scores: the rows that still have a choice, and the few experts they could end at.
+
+At prices near the optimal ones a row can only end at an expert whose offer `s_ij - price_j` is within some radius of
+its best. Most rows then have no choice at all and are settled; later work is on the rest, a few entries a row, packed
+closely. Whether the radius was large enough is not assumed but found out at the end, when every entry is priced
+(`_pricing.py`).
+
+Legend: n rows, k experts, m rows with a choice, w candidates of a row. An expert whose price is +inf is closed.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.assignment._kernels._jit import jit, jit_vector
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Scores = NDArray[np.float32] | NDArray[np.float64]
+
+
+class Choices(NamedTuple):
+    """Rows with their candidates and the scores of those.
+
+    Attributes:
+        rows: [m] where each row stands in the matrix.
+        cols: [m, w] its candidates; [1, k] if `dense`: then every expert is a candidate of every row.
+        vals: [m, w] their scores.
+        width: [m] how many candidates it has; 0 for a row that takes no expert.
+        dense: whether `cols` is shared by all rows, and so position and expert are the same thing.
+    """
+
+    rows: Ints
+    cols: Ints
+    vals: Scores
+    width: Ints
+    dense: bool
+
+
+@jit
+def all_choices(scores: Scores, mask: Flags) -> Choices:
+    """Every expert for every row, without a copy of the scores."""
+    n, k = scores.shape
+    width = np.empty(n, np.int32)
+    for i in range(n):
+        width[i] = k if mask[i] else 0
+    return Choices(np.arange(n).astype(np.int32), np.arange(k).astype(np.int32).reshape(1, k), scores, width, True)
+
+
+@jit
+def room_for_choices(scores: Scores, m: int) -> Choices:
+    """Space for m rows; memory that is never written is never really taken."""
+    k = scores.shape[1]
+    w = min(k, max(4, min(8, k // 4)))
+    return Choices(
+        np.empty(m, np.int32), np.empty((m, w), np.int32), np.empty((m, w), scores.dtype), np.empty(m, np.int32), False
+    )
+
+
+@jit
+def first(choices: Choices, m: int) -> Choices:
+    """The first m rows."""
+    return Choices(choices.rows[:m], choices.cols[:m], choices.vals[:m], choices.width[:m], False)
+
+
+@jit
+def copy_row(choices: Choices, origin: int, goal: int) -> None:
+    """Copies what is known of one row to another place."""
+    choices.rows[goal] = choices.rows[origin]
+    choices.width[goal] = choices.width[origin]
+    for w in range(choices.width[origin]):
+        choices.cols[goal, w] = choices.cols[origin, w]
+        choices.vals[goal, w] = choices.vals[origin, w]
+
+
+@jit_vector
+def offers_and_best(row: Scores, prices: Scores, offers: Scores) -> float:
+    """Writes `row - prices` and returns its maximum."""
+    best = row[0] - prices[0]
+    for j in range(row.shape[0]):
+        offer = row[j] - prices[j]
+        offers[j] = offer
+        best = max(best, offer)
+    return best
+
+
+@jit
+def count_within(offers: Scores, floor: float) -> int:
+    """Counts the offers that are at least `floor`."""
+    count = np.int32(0)
+    for j in range(offers.shape[0]):
+        count += np.int32(offers[j] >= floor)
+    return count
+
+
+@jit
+def count_within_and_legal(row: Scores, offers: Scores, floor: float) -> tuple[int, int]:
+    """Counts the offers that are at least `floor`, and the scores that are neither NaN nor +inf."""
+    count, legal = np.int32(0), np.int32(0)
+    for j in range(offers.shape[0]):
+        count += np.int32(offers[j] >= floor)
+        legal += np.int32(row[j] < np.inf)
+    return count, legal
+
+
+@jit
+def first_at_least(offers: Scores, floor: float) -> int:
+    """The least index whose offer is at least `floor`."""
+    k = offers.shape[0]
+    index = np.int32(k)
+    for j in range(k):
+        index = min(index, np.int32(j) if offers[j] >= floor else np.int32(k))
+    return index
+
+
+@jit
+def keep_nearest(
+    row: Scores, offers: Scores, best: float, radii: Scores, count: int, turn: int, found: Ints, choices: Choices, m: int
+) -> None:
+    """Writes as row m's candidates the experts within a radius of the best offer, at most as many as fit.
+
+    Where more than fit are within `radii[0]`, the next smaller radius is tried. Where they are tied, so that this does
+    not help, those kept start at a different one for every row (`turn`): tied rows must not all be confined to the same
+    few experts. `found` is scratch space for k + 1 indices.
+    """
+    room = choices.cols.shape[1]
+    floor = best - radii[0]
+    shrink = 1
+    while count > room and shrink < radii.shape[0]:
+        floor = best - radii[shrink]
+        count = count_within(offers, floor)
+        shrink += 1
+    within = 0
+    for j in range(offers.shape[0]):
+        found[within] = j
+        within += offers[j] >= floor  # no branch to mispredict
+    skip = turn if within > room else 0
+    width = min(within, room)
+    for w in range(width):
+        j = found[(skip + w) % within] if skip > 0 else found[w]
+        choices.cols[m, w] = j
+        choices.vals[m, w] = row[j]
+    choices.width[m] = width
+
+
+@jit
+def collect(
+    scores: Scores, mask: Flags, prices: Floats, radius: float, start: int, stop: int, stride: int,
+    choices: Choices, offset: int, settled: Floats, z: Ints,
+) -> tuple[int, int]:
+    """Collects the choices of every `stride`-th row from `start` to `stop`, written from `offset` on.
+
+    Rows without a choice are written to z (-1: masked, no expert) and counted in `settled`.
+
+    Returns:
+        How many rows have a choice, and the first row that holds a NaN or +inf or has no expert to go to (-1: none).
+    """
+    k = scores.shape[1]
+    offers = np.empty(k, scores.dtype)
+    found = np.empty(k + 1, np.int32)
+    # Everything in the scores' own precision: of float32, twice as many entries fit in a vector instruction.
+    near_prices = prices.astype(scores.dtype)
+    radii = (radius * 0.5 ** np.arange(7)).astype(scores.dtype)
+    m = offset
+    for i in range(start, stop, stride):
+        if not mask[i]:
+            z[i] = -1
+            continue
+        row = scores[i]
+        best = offers_and_best(row, near_prices, offers)
+        count, legal = count_within_and_legal(row, offers, best - radii[0])
+        if legal < k or best == -np.inf:
+            return m - offset, i
+        if count == 1:
+            j = first_at_least(offers, best)
+            z[i] = j
+            settled[j] += 1
+        else:
+            choices.rows[m] = i
+            keep_nearest(row, offers, best, radii, count, i, found, choices, m)
+            m += 1
+    return m - offset, -1
+
+
+@jit
+def close_ranks(choices: Choices, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+    """Moves rows that were collected block by block up to each other."""
+    m = sizes[0] if sizes.shape[0] > 0 else 0
+    for block in range(1, starts.shape[0]):
+        for a in range(starts[block], starts[block] + sizes[block]):
+            copy_row(choices, a, m)
+            m += 1
+
+
+@jit
+def narrow(choices: Choices, prices: Floats, reach: float, settled: Floats, z: Ints) -> Choices:
+    """Settles the rows whose best offer is more than `reach` ahead of every other; packs the rest in place."""
+    kept = 0
+    for a in range(choices.rows.shape[0]):
+        best, second, expert = -np.inf, -np.inf, -1
+        for w in range(choices.width[a]):
+            j = choices.cols[a, w]
+            offer = choices.vals[a, w] - prices[j]
+            if offer > best:
+                best, second, expert = offer, best, j
+            else:
+                second = max(second, offer)
+        if best - second > reach:
+            settled[expert] += 1
+            z[choices.rows[a]] = expert
+        else:
+            copy_row(choices, a, kept)
+            kept += 1
+    return first(choices, kept)
+
+
+@jit
+def best_counts(choices: Choices, prices: Floats, settled: Floats) -> Floats:
+    """Rows at each expert if every row took its best offer."""
+    counts = settled.copy()
+    for a in range(choices.rows.shape[0]):
+        best, expert = -np.inf, -1
+        for w in range(choices.width[a]):
+            j = choices.cols[a, w]
+            offer = choices.vals[a, w] - prices[j]
+            if offer > best:
+                best, expert = offer, j
+        counts[expert] += 1
+    return counts

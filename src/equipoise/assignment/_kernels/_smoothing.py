@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prices by smoothing: Newton steps on the dual, with the maximum replaced by a soft one.
+
+The dual of the assignment problem has one variable for each expert,
+
+    D(price) = sum_i max_j (s_ij - price_j) + sum_j capacity_j price_j,     price >= 0 if there is slack.
+
+It is convex but has kinks. With `mu logsumexp(. / mu)` for the maximum it is smooth: its gradient is capacity - demand,
+where demand_j = sum_i P_ij and P_i = softmax((s_i - price) / mu), and its Hessian is (1/mu) sum_i diag(P_i) - P_i P_i'.
+As mu falls, the minimiser tends to optimal prices. Where mu is too large for a pair of experts that few rows tell apart,
+the soft maximum shares those rows between them, which is harmless; a step from hard counts would throw them to and fro.
+
+Prices found here are only a start: they decide how long the exact part takes, never what it finds. So the exponential
+may be replaced by (1 + x/16)^16, which is a few multiplications, and sums may be rounded.
+
+Legend: n rows, k experts, w candidates of a row. An expert whose price is +inf is closed.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.assignment._kernels._choices import Choices, Scores, offers_and_best
+from equipoise.assignment._kernels._jit import jit, jit_vector
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+
+@jit_vector
+def soft_exp(x: float) -> float:
+    """(1 + x/16)^16, the exponential of x <= 0 to the accuracy that a start needs; 0 below -16."""
+    t = max(1 + x * np.float32(0.0625), x * 0)
+    t *= t
+    t *= t
+    t *= t
+    return t * t
+
+
+@jit_vector
+def _add_softmax(offers: Scores, best: float, inverse_mu: float, weights: Scores, demand: Scores) -> None:
+    total = offers[0] * 0
+    for j in range(offers.shape[0]):
+        weights[j] = soft_exp((offers[j] - best) * inverse_mu)
+        total += weights[j]
+    scale = 1 / total
+    for j in range(offers.shape[0]):
+        demand[j] += weights[j] * scale
+
+
+@jit
+def dense_demand(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats, mu: float) -> Floats:
+    """Demand for each expert from every `stride`-th row, all experts of a row taking part."""
+    k = prices.shape[0]
+    near_prices = prices.astype(scores.dtype)
+    offers, weights = np.empty(k, scores.dtype), np.empty(k, scores.dtype)
+    demand = np.zeros(k, scores.dtype)
+    near_inverse = (np.ones(1) / mu).astype(scores.dtype)
+    for i in range(0, scores.shape[0], stride):
+        if mask[i]:
+            best = offers_and_best(scores[i], near_prices, offers)
+            if best > -np.inf:
+                _add_softmax(offers, best, near_inverse[0], weights, demand)
+    return demand.astype(np.float64)
+
+
+@jit
+def mean_spread(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats) -> float:
+    """Mean difference between a row's best offer and its average one."""
+    total, count = 0.0, 0
+    for i in range(0, scores.shape[0], stride):
+        best, mean, finite = -np.inf, 0.0, 0
+        if mask[i]:
+            for j in range(prices.shape[0]):
+                offer = scores[i, j] - prices[j]
+                if offer > -np.inf:
+                    best = max(best, offer)
+                    mean += (offer - mean) / (finite + 1)
+                    finite += 1
+        if finite > 1:
+            total += (best - mean - total) / (count + 1)
+            count += 1
+    return total
+
+
+@jit
+def gap_quantile(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats, fraction: float) -> float:
+    """The given quantile, over every `stride`-th row, of the difference between the best and the second-best offer."""
+    gaps = np.empty((scores.shape[0] + stride - 1) // stride)
+    count = 0
+    for i in range(0, scores.shape[0], stride):
+        best = second = -np.inf
+        if mask[i]:
+            for j in range(prices.shape[0]):
+                offer = scores[i, j] - prices[j]
+                if offer > best:
+                    best, second = offer, best
+                elif offer > second:
+                    second = offer
+        if second > -np.inf:
+            gaps[count] = best - second
+            count += 1
+    if count == 0:
+        return 0.0
+    gaps = np.sort(gaps[:count])
+    return gaps[min(count - 1, int(fraction * count))]
+
+
+@jit
+def sinkhorn_step(prices: Floats, demand: Floats, target: Floats, mu: float, slack: bool) -> None:
+    """Raises each price by mu log(demand / target), at most 4 mu, and keeps prices >= 0."""
+    for j in range(prices.shape[0]):
+        if prices[j] < np.inf:
+            step = mu * np.log(max(demand[j], 1e-3 * target[j]) / target[j])
+            prices[j] += max(-4 * mu, min(4 * mu, step))
+    rest_prices(prices, slack)
+
+
+@jit
+def rest_prices(prices: Floats, slack: bool) -> None:
+    """Keeps prices >= 0: with slack by clipping, without by shifting the least to 0, which changes no row's choice."""
+    least = 0.0 if slack else prices.min()
+    for j in range(prices.shape[0]):
+        prices[j] = max(0.0, prices[j] - least)
+
+
+@jit
+def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, curvature: Floats) -> None:
+    """Adds the rows' demand, and for each pair of experts sum_i P_ij P_ij', above the diagonal or below it."""
+    p = np.empty(choices.cols.shape[1])
+    inverse = 1 / mu
+    for a in range(choices.rows.shape[0]):
+        width = choices.width[a]
+        best = -np.inf
+        for w in range(width):
+            p[w] = choices.vals[a, w] - prices[choices.cols[a, w]]
+            best = max(best, p[w])
+        total = 0.0
+        for w in range(width):
+            p[w] = soft_exp((p[w] - best) * inverse)
+            total += p[w]
+        scale = 1 / total
+        for w in range(width):
+            p[w] *= scale
+            j = choices.cols[a, w]
+            demand[j] += p[w]
+            for v in range(w):
+                curvature[j, choices.cols[a, v]] += p[w] * p[v]
+
+
+@jit
+def laplacian(curvature: Floats) -> None:
+    """Turns the pair weights into mu times the Hessian: -(w + w') beside the diagonal, rows that sum to 0."""
+    k = curvature.shape[0]
+    for j in range(k):
+        curvature[j, j] = 0.0
+        for t in range(j):
+            weight = curvature[j, t] + curvature[t, j]
+            curvature[j, t] = curvature[t, j] = -weight
+    for j in range(k):
+        curvature[j, j] = -curvature[j].sum()
+
+
+@jit
+def newton_step(
+    prices: Floats, demand: Floats, target: Floats, hessian: Floats, mu: float, limit: float, slack: bool
+) -> float:
+    """One projected Newton step on the prices, at most `limit` for each; returns the largest change."""
+    k = prices.shape[0]
+    free = np.empty(k, np.bool_)
+    residual = np.zeros(k)
+    for j in range(k):
+        excess = demand[j] - target[j]
+        free[j] = prices[j] < np.inf and (not slack or prices[j] > 0 or excess > 0)
+        if free[j]:
+            residual[j] = mu * excess
+            # An expert without a near-tied row has no curvature; this keeps its step finite (`limit` cuts it).
+            hessian[j, j] += 1e-3 * target[j]
+        else:
+            hessian[j, :] = 0.0
+            hessian[:, j] = 0.0
+            hessian[j, j] = 1.0
+    step = conjugate_gradients(hessian, residual)
+    largest = 0.0
+    for j in range(k):
+        if free[j]:
+            before = prices[j]
+            prices[j] += max(-limit, min(limit, step[j]))
+            largest = max(largest, abs(prices[j] - before))
+    rest_prices(prices, slack)
+    return largest
+
+
+@jit_vector
+def _times(matrix: Floats, x: Floats, out: Floats) -> None:
+    for j in range(x.shape[0]):
+        total = 0.0
+        for t in range(x.shape[0]):
+            total += matrix[j, t] * x[t]
+        out[j] = total
+
+
+@jit_vector
+def _dot(x: Floats, y: Floats) -> float:
+    total = 0.0
+    for j in range(x.shape[0]):
+        total += x[j] * y[j]
+    return total
+
+
+@jit
+def conjugate_gradients(matrix: Floats, right: Floats) -> Floats:
+    """Solves a symmetric positive definite system to 1%, preconditioned by its diagonal."""
+    k = right.shape[0]
+    x = np.zeros(k)
+    residual = right.copy()
+    inverse = 1.0 / np.diag(matrix)
+    z = inverse * residual
+    direction = z.copy()
+    image = np.empty(k)
+    rho = _dot(residual, z)
+    enough = 1e-4 * rho
+    for _ in range(k):
+        if rho <= enough:
+            break
+        _times(matrix, direction, image)
+        alpha = rho / _dot(direction, image)
+        x += alpha * direction
+        residual -= alpha * image
+        z = inverse * residual
+        rho, previous = _dot(residual, z), rho
+        direction = z + (rho / previous) * direction
+    return x

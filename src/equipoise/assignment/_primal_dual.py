@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The default solver on the CPU: exact, and about as fast as an argmax.
+
+The order of work for one problem, each part a compiled kernel (`_kernels`):
+
+1. prices from samples of the rows, coarse to fine (`coarse_prices`), or from a warm start;
+2. one pass over the matrix that settles most rows and lists what the others could still choose (`collect`);
+3. Newton steps on the smoothed dual over those choices (`refine`), then exact shortest chains of moves (`exact_flow`);
+4. one pass over the matrix in float64 that prices every entry (`price_rows`). A row with a better offer among what step
+   2 left out gets it back (`reinstate`), and the exact part of step 3 runs again. When there is no such row, no row
+   could do better at these prices: primal and dual values agree.
+
+Small problems skip to the exact part with every expert a candidate of every row. `docs/assignment.md` has the
+derivation. Legend: b problems, n rows, k experts.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipoise.assignment._infeasible import illegal_scores, no_room
+from equipoise.assignment._kernels import _choices, _pricing, _solve
+from equipoise.assignment._threads import cut, run_blocks
+
+Matrix = NDArray[np.float32] | NDArray[np.float64]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+
+# Below this many entries, or rows for each expert, the passes that save work on a large problem cost more than it has.
+DIRECT_ENTRIES = 8192
+DIRECT_ROWS_PER_EXPERT = 4
+BLOCK_ROWS = 8192
+# A gap of this much of the value, or of the largest score assigned, is rounding. Ten times stricter than promised.
+ENOUGH = 1e-10
+
+
+def primal_dual(
+    scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Solves a batch of assignment problems exactly.
+
+    Args:
+        scores: float32 or float64 [b, n, k] on the CPU.
+        capacity: int64 [b, k].
+        mask: bool [b, n] or None.
+        prices: float64 [b, k] to start from, or None.
+
+    Returns:
+        z and counts, int64, with z = k for masked rows; prices, value and gap, float64.
+
+    Raises:
+        ValueError: a score is NaN or +inf, or the -inf leave no assignment.
+    """
+    b, n, k = scores.shape
+    s = scores.detach().contiguous().numpy()
+    c = capacity.contiguous().numpy()
+    rows = np.ones((b, n), np.bool_) if mask is None else mask.contiguous().numpy()
+    p = np.zeros((b, k)) if prices is None else prices.detach().to(torch.float64, copy=True).contiguous().numpy()
+    z = np.empty((b, n), np.int32)
+    value, gap = np.zeros(b), np.zeros(b)
+    if n * k <= DIRECT_ENTRIES or n <= DIRECT_ROWS_PER_EXPERT * k:
+        _solve_directly(s, rows, c, p, z, value, gap)
+    else:
+        parallel = b < torch.get_num_threads()
+
+        def solve(start: int, stop: int) -> None:
+            for i in range(start, stop):
+                problem = _Problem(s[i], rows[i], c[i], p[i], z[i], i, parallel)
+                value[i], gap[i] = problem.solve(warm=prices is not None)
+
+        _ = solve(0, b) if parallel else run_blocks(solve, cut(b, 1))
+    z_out, counts = np.empty((b, n), np.int64), np.zeros((b, k), np.int64)
+    _pricing.count_rows(z, z_out, counts)
+    gap += (p * (c - counts)).sum(-1)
+    out = (z_out, counts, p, value, gap)
+    z_, counts_, p_, value_, gap_ = map(torch.from_numpy, out)
+    return z_, counts_, p_, value_, gap_
+
+
+def _solve_directly(
+    s: Matrix, rows: NDArray[np.bool_], c: NDArray[np.int64], p: Floats, z: Ints, value: Floats, gap: Floats
+) -> None:
+    b, n, k = s.shape
+    status = np.empty(b, np.int32)
+
+    def solve(start: int, stop: int) -> None:
+        _solve.solve_direct(s, rows, c, start, stop, p, z, value, gap, status)
+
+    run_blocks(solve, cut(b, max(1, BLOCK_ROWS * 4 // (n * k + 1))))
+    for i in np.flatnonzero(status >= 0)[:1]:
+        if status[i] < n:
+            raise illegal_scores(s[i], c[i], int(status[i]), int(i))
+        raise no_room(s[i], rows[i], c[i], z[i], int(status[i]) - n, int(i))
+
+
+@dataclass
+class _Problem:
+    """One large problem on its way to a solution; prices and z are changed in place."""
+
+    scores: Matrix
+    mask: NDArray[np.bool_]
+    capacity: NDArray[np.int64]
+    prices: Floats
+    z: Ints
+    index: int
+    parallel: bool
+
+    def solve(self, warm: bool) -> tuple[float, float]:
+        """Returns the value and the sum of the rows' regrets."""
+        slack = bool(self.capacity.sum() > self.mask.sum())
+        target = self.capacity.astype(np.float64)
+        _solve.close_experts(self.capacity, self.prices)
+        if not warm:
+            _solve.coarse_prices(self.scores, self.mask, target, slack, self.prices, self.z)
+        radius = _solve.radius_for(self.scores, self.mask, self.prices, 1)
+        for attempt in range(3):
+            choices, settled = self._collect(radius)
+            if attempt == 0:
+                choices = _solve.refine(choices, settled, target, slack, radius, self.prices, self.z)
+            result = self._finish(choices, settled, radius)
+            if result is not None:
+                return result
+            radius *= 8
+        return self._solve_with_all_choices()
+
+    def _collect(self, radius: float) -> tuple[_choices.Choices, Floats]:
+        n, k = self.scores.shape
+        choices = _choices.room_for_choices(self.scores, n)
+
+        def collect(start: int, stop: int) -> tuple[int, int, Floats]:
+            settled = np.zeros(k)
+            m, illegal = _choices.collect(
+                self.scores, self.mask, self.prices, radius, start, stop, 1, choices, start, settled, self.z
+            )
+            return m, illegal, settled
+
+        blocks = self._blocks()
+        found = run_blocks(collect, blocks) if self.parallel else [collect(*block) for block in blocks]
+        for _, illegal, _ in found:
+            if illegal >= 0:
+                raise illegal_scores(self.scores, self.capacity, illegal, self.index)
+        sizes = np.array([m for m, _, _ in found])
+        _choices.close_ranks(choices, np.array([start for start, _ in blocks]), sizes)
+        return _choices.first(choices, sizes.sum()), np.sum([settled for _, _, settled in found], axis=0)
+
+    def _finish(self, choices: _choices.Choices, settled: Floats, radius: float) -> tuple[float, float] | None:
+        """Exact flow on the choices until no row has a better offer elsewhere; None if too many rows do."""
+        for _ in range(6):
+            if _solve.exact_flow(choices, settled, self.capacity, self.prices, self.z) >= 0:
+                return None
+            value, regret, wrong = self._price()
+            if len(wrong) == 0:
+                return value, regret
+            if len(wrong) > len(self.z) // 32:
+                return None
+            choices = _solve.reinstate(
+                self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z
+            )
+        return None
+
+    def _price(self) -> tuple[float, float, Ints]:
+        """Value, sum of regrets, and the rows that have a better offer, which are none if that sum is rounding."""
+        _solve.rest_prices(self.prices, False)
+        wrong = np.empty(len(self.z), np.int32)
+
+        def price(start: int, stop: int) -> tuple[float, float, float, int]:
+            return _pricing.price_rows(self.scores, self.z, self.prices, start, stop, wrong)
+
+        blocks = self._blocks()
+        parts = run_blocks(price, blocks) if self.parallel else [price(*block) for block in blocks]
+        value, regret = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        largest = max(part[2] for part in parts)
+        if regret <= ENOUGH * max(abs(value), largest):
+            _pricing.finite_prices(self.scores, self.z, self.prices)
+            return value, regret, wrong[:0]
+        found = [wrong[start : start + part[3]] for (start, _), part in zip(blocks, parts, strict=True)]
+        return value, regret, np.concatenate(found)
+
+    def _solve_with_all_choices(self) -> tuple[float, float]:
+        choices = _choices.all_choices(self.scores, self.mask)
+        stuck = _solve.exact_flow(choices, np.zeros(len(self.prices)), self.capacity, self.prices, self.z)
+        if stuck >= 0:
+            raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
+        value, regret, _ = self._price()
+        return value, regret
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        return cut(len(self.z), BLOCK_ROWS)
