@@ -3,5 +3,26 @@
 
 from equipoise.assignment import Assignment as Assignment
 from equipoise.assignment import assign as assign
+from equipoise.assignment import conditional_values as conditional_values
+from equipoise.balancing import Balanced as Balanced
+from equipoise.balancing import ConvergenceWarning as ConvergenceWarning
+from equipoise.balancing import sinkhorn as sinkhorn
+from equipoise.estimators import STRATEGIES as STRATEGIES
+from equipoise.estimators import EMABaseline as EMABaseline
+from equipoise.estimators import Noise as Noise
+from equipoise.estimators import Strategy as Strategy
+from equipoise.estimators import gate as gate
+from equipoise.estimators import gated_loss as gated_loss
+from equipoise.estimators import get_strategy as get_strategy
+from equipoise.estimators import importance_weight as importance_weight
+from equipoise.estimators import load_balance_loss as load_balance_loss
+from equipoise.estimators import marginal_entropy_loss as marginal_entropy_loss
+from equipoise.estimators import reinforce as reinforce
+from equipoise.estimators import z_loss as z_loss
+from equipoise.ops import draw_gumbel as draw_gumbel
+from equipoise.sampling import Sample as Sample
+from equipoise.sampling import sample_gumbel_matching as sample_gumbel_matching
+from equipoise.sampling import sample_independent as sample_independent
+from equipoise.sampling import sample_skip as sample_skip
 
 __version__ = "0.1.0"

@@ -9,6 +9,7 @@ from equipoise._core._checks import check_enough_slots as check_enough_slots
 from equipoise._core._checks import check_floating as check_floating
 from equipoise._core._checks import check_fraction as check_fraction
 from equipoise._core._checks import check_given as check_given
+from equipoise._core._checks import check_iterations as check_iterations
 from equipoise._core._checks import check_known_keywords as check_known_keywords
 from equipoise._core._checks import check_mask as check_mask
 from equipoise._core._checks import check_matrix as check_matrix
@@ -29,3 +30,4 @@ from equipoise._core._value_checks import checked_choice as checked_choice
 from equipoise._core._value_checks import checked_log_ratio as checked_log_ratio
 from equipoise._core._value_checks import checked_slots as checked_slots
 from equipoise._core._value_checks import checked_temperature as checked_temperature
+from equipoise._core._value_checks import row_name as row_name

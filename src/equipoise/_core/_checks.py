@@ -119,7 +119,7 @@ def check_one_problem(name: str, x: Tensor) -> None:
         raise ValueError(f"{name} must be one problem of shape [n, k], got {list(x.shape)}: loop over the batch")
 
 
-def check_positive(name: str, value: float) -> None:
+def check_positive(name: str, value: float | int) -> None:
     """Requires a finite number above zero."""
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} must be finite and > 0, got {value}: give a positive number")
@@ -248,3 +248,9 @@ def check_possible(name: str, log_normaliser: Tensor) -> None:
     """Requires that the forbidden pairs leave at least one assignment."""
     if float(log_normaliser) == -float("inf"):
         raise ValueError(f"{name} must leave an assignment within capacity, got none: fewer -inf, or a larger capacity")
+
+
+def check_iterations(name: str, value: int) -> None:
+    """Requires a whole number >= 1 of iterations."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{name} must be an integer >= 1, got {value!r}: give the number of iterations to stop at")

@@ -51,7 +51,7 @@ def _temperature_rule(positive: bool) -> tuple[str, str]:
     return ">= 0", "give a temperature above zero, or 0 for the deterministic choice"
 
 
-def check_temperature(temperature: float, positive: bool) -> None:
+def check_temperature(temperature: float | int, positive: bool) -> None:
     """Requires a finite number >= 0, or > 0 where `positive`."""
     if not ((temperature > 0) if positive else (temperature >= 0)) or temperature == float("inf"):
         rule, remedy = _temperature_rule(positive)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`assign`: the exact balanced assignment of n rows to k experts."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -93,7 +94,9 @@ def assign(
         raise ValueError(
             f'method "primal-dual" needs scores on the CPU, got {scores.device}: use "cycle-cancelling" or scores.cpu()'
         )
-    z, counts, final_prices, value, gap = torch.ops.equipoise.assign(scores, full_capacity, mask, prices, method)
+    z, counts, final_prices, value, gap = torch.ops.equipoise.assign(
+        scores.detach(), full_capacity, mask, None if prices is None else prices.detach(), method
+    )
     if mask is None:
         mask = torch.ones(z.shape, dtype=torch.bool, device=z.device)
     return Assignment(
@@ -110,14 +113,14 @@ def _assign_op(
     _check_capacity_values(capacity, rows)
     if prices is not None and not bool(prices.isfinite().all()):
         raise ValueError("prices must be finite, got a NaN or an infinity: pass an earlier Assignment's .prices")
-    flat = scores.detach().reshape(-1, n, k)
+    flat = scores.reshape(math.prod(batch), n, k)
     if flat.dtype in (torch.float16, torch.bfloat16):
         flat = flat.float()
     result = _solve(
         flat,
-        capacity.reshape(-1, k),
-        None if mask is None else mask.reshape(-1, n),
-        None if prices is None else prices.detach().reshape(-1, k).double(),
+        capacity.reshape(math.prod(batch), k),
+        None if mask is None else mask.reshape(math.prod(batch), n),
+        None if prices is None else prices.reshape(math.prod(batch), k).double(),
         method,
     )
     shapes = ([*batch, n], [*batch, k], [*batch, k], batch, batch)

@@ -14,6 +14,7 @@ Small problems skip to the exact part with every expert a candidate of every row
 derivation. Legend: b problems, n rows, k experts.
 """
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,16 +116,58 @@ class _Problem:
         _solve.close_experts(self.capacity, self.prices)
         if not warm:
             _solve.coarse_prices(self.scores, self.mask, target, slack, self.prices, self.z)
-        radius = _solve.radius_for(self.scores, self.mask, self.prices, 1)
-        for attempt in range(3):
-            choices, settled = self._collect(radius)
-            if attempt == 0:
-                choices = _solve.refine(choices, settled, target, slack, radius, self.prices, self.z)
-            result = self._finish(choices, settled, radius)
+        before = self.prices.copy()
+        radius = _solve.sampling_radius(self.scores, self.mask, self.prices, 1)
+        choices, settled, excess = self._refine(radius, target, slack)
+        slop = 0.0
+        if not self._near_balance(excess):
+            # Smoothing from few rows misled, as it does where rows are tied or of very different scales.
+            self.prices[:] = before
+            self._sample_prices()
+            before = self.prices.copy()
+            radius = _solve.crowd_radius(self.scores, self.mask, self.prices)
+            slop = 1e-12 * (radius + float(np.max(self.prices, where=np.isfinite(self.prices), initial=0.0)))
+            choices, settled, excess = self._refine(radius, target, slack)
+            if not self._near_balance(excess):
+                self.prices[:] = before
+                choices, settled = self._collect(radius)
+        for _ in range(4):
+            result = self._finish(choices, settled, radius, slop)
             if result is not None:
                 return result
+            choices, settled = self._collect(radius)
             radius *= 8
         return self._solve_with_all_choices()
+
+    def _near_balance(self, excess: float) -> bool:
+        return 0 <= excess <= len(self.z) / 64 + len(self.prices)
+
+    def _sample_prices(self) -> None:
+        """Prices from the exact solution of every eighth row, found the same way."""
+        scores, mask = self.scores[::8], self.mask[::8]
+        rows, total = int(mask.sum()), int(self.mask.sum())
+        capacity = -(-self.capacity * rows // max(1, total))
+        # A sample of rows that -inf confines may have no solution though the whole has one; then prices stay.
+        with contextlib.suppress(ValueError):
+            _, _, prices, _, _ = primal_dual(
+                torch.from_numpy(np.ascontiguousarray(scores))[None],
+                torch.from_numpy(capacity)[None],
+                torch.from_numpy(mask.copy())[None],
+                None,
+            )
+            self.prices[:] = np.where(self.capacity == 0, np.inf, prices[0].numpy())
+
+    def _refine(self, radius: float, target: Floats, slack: bool) -> tuple[_choices.Choices, Floats, float]:
+        """Collects choices and refines prices, once more if they move out of the radius; and the rows left to move."""
+        choices, settled = self._collect(radius)
+        if not radius > 0:
+            return choices, settled, 0.0
+        goal = len(target) / 4
+        choices, excess = _solve.refine(choices, settled, target, slack, 1, radius, goal, self.prices, self.z)
+        if excess == _solve.DRIFTED:
+            choices, settled = self._collect(radius)
+            choices, excess = _solve.refine(choices, settled, target, slack, 1, radius, goal, self.prices, self.z)
+        return choices, settled, excess
 
     def _collect(self, radius: float) -> tuple[_choices.Choices, Floats]:
         n, k = self.scores.shape
@@ -146,10 +189,12 @@ class _Problem:
         _choices.close_ranks(choices, np.array([start for start, _ in blocks]), sizes)
         return _choices.first(choices, sizes.sum()), np.sum([settled for _, _, settled in found], axis=0)
 
-    def _finish(self, choices: _choices.Choices, settled: Floats, radius: float) -> tuple[float, float] | None:
+    def _finish(
+        self, choices: _choices.Choices, settled: Floats, radius: float, slop: float
+    ) -> tuple[float, float] | None:
         """Exact flow on the choices until no row has a better offer elsewhere; None if too many rows do."""
         for _ in range(6):
-            if _solve.exact_flow(choices, settled, self.capacity, self.prices, self.z) >= 0:
+            if _solve.exact_flow(choices, settled, self.capacity, self.prices, self.z, slop) != -1:
                 return None
             value, regret, wrong = self._price()
             if len(wrong) == 0:
@@ -181,7 +226,7 @@ class _Problem:
 
     def _solve_with_all_choices(self) -> tuple[float, float]:
         choices = _choices.all_choices(self.scores, self.mask)
-        stuck = _solve.exact_flow(choices, np.zeros(len(self.prices)), self.capacity, self.prices, self.z)
+        stuck = _solve.exact_flow(choices, np.zeros(len(self.prices)), self.capacity, self.prices, self.z, 0.0)
         if stuck >= 0:
             raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
         value, regret, _ = self._price()

@@ -51,10 +51,15 @@ def all_choices(scores: Scores, mask: Flags) -> Choices:
 
 
 @jit
+def width_of_choices(k: int) -> int:
+    """How many candidates a row has room for: few enough that all of them take less memory than the scores."""
+    return min(k, max(4, min(16, k // 4)))
+
+
+@jit
 def room_for_choices(scores: Scores, m: int) -> Choices:
     """Space for m rows; memory that is never written is never really taken."""
-    k = scores.shape[1]
-    w = min(k, max(4, min(8, k // 4)))
+    w = width_of_choices(scores.shape[1])
     return Choices(
         np.empty(m, np.int32), np.empty((m, w), np.int32), np.empty((m, w), scores.dtype), np.empty(m, np.int32), False
     )
@@ -137,13 +142,27 @@ def keep_nearest(
     for j in range(offers.shape[0]):
         found[within] = j
         within += offers[j] >= floor  # no branch to mispredict
-    skip = turn if within > room else 0
+    if within > room:
+        turn_to_front(found, within, turn, first_at_least(offers, best))
     width = min(within, room)
     for w in range(width):
-        j = found[(skip + w) % within] if skip > 0 else found[w]
-        choices.cols[m, w] = j
-        choices.vals[m, w] = row[j]
+        choices.cols[m, w] = found[w]
+        choices.vals[m, w] = row[found[w]]
     choices.width[m] = width
+
+
+@jit
+def turn_to_front(found: Ints, within: int, turn: int, best: int) -> None:
+    """Starts the list at another place for every row, but always with the best."""
+    turned = np.empty(within, np.int32)
+    for w in range(within):
+        turned[w] = found[(turn + w) % within]
+    found[0] = best
+    width = 1
+    for w in range(within):
+        if turned[w] != best:
+            found[width] = turned[w]
+            width += 1
 
 
 @jit

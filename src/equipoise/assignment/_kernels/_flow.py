@@ -298,29 +298,54 @@ def balance(flow: Flow, choices: Choices, capacity: NDArray[np.int64], prices: F
 
 
 @jit
-def seat_rows(flow: Flow, choices: Choices, capacity: NDArray[np.int64], prices: Floats, settled: Floats) -> int:
-    """Every row to its best offer; among tied offers to the expert with the most room left, then the lowest index.
-
-    Returns:
-        A row that no expert may take, or -1.
-    """
+def seat_rows(
+    flow: Flow, choices: Choices, capacity: NDArray[np.int64], prices: Floats, settled: Floats, slop: float
+) -> None:
+    """Every row to its best offer; among tied offers to the expert with the most room left, then the lowest index."""
     for j in range(capacity.shape[0]):
         flow.load[j] = int(settled[j])
     # Backwards, because a list grows at its front: an expert's rows then stand in the order of memory.
     for a in range(choices.rows.shape[0] - 1, -1, -1):
-        best, expert, position = -np.inf, -1, -1
+        best = -np.inf
+        for w in range(choices.width[a]):
+            best = max(best, np.float64(choices.vals[a, w]) - prices[expert_at(choices, a, w)])
+        expert = -1
         for w in range(choices.width[a]):
             j = expert_at(choices, a, w)
-            offer = np.float64(choices.vals[a, w]) - prices[j]
-            if offer > best or (offer == best and expert >= 0 and _roomier(flow, capacity, j, expert)):
-                best, expert, position = offer, j, w
-        flow.at[a] = position
+            if np.float64(choices.vals[a, w]) - prices[j] >= best - slop:
+                if expert < 0 or _roomier(flow, capacity, j, expert):
+                    expert = j
+                    flow.at[a] = w
         if expert >= 0:
             flow.load[expert] += 1
             link(flow, a, expert)
-        elif choices.width[a] > 0:
-            return a
-    return -1
+
+
+@jit
+def mend_prices(flow: Flow, choices: Choices, prices: Floats) -> bool:
+    """Lowers prices until no row has a better offer than where it sits (Bellman and Ford on the k experts).
+
+    Returns:
+        Whether that is possible; if not, prices are as they were.
+    """
+    k = prices.shape[0]
+    mended = prices.copy()
+    for j in range(k):
+        refresh(flow, choices, j)
+    for _ in range(k + 1):
+        changed = False
+        for j in range(k):
+            least = mended[j]
+            for t in range(k):
+                least = min(least, flow.cost[j, t] + mended[t])
+            # Sums along different paths differ by rounding, which must not pass for a cycle of negative cost.
+            if least < mended[j] - 1e-15 * abs(mended[j]):
+                mended[j] = least
+                changed = True
+        if not changed:
+            prices[:] = mended
+            return True
+    return False
 
 
 @jit

@@ -3,6 +3,7 @@
 
 import contextlib
 import hashlib
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -28,7 +29,8 @@ def jit_vector(function: F) -> F:
 
 
 def _compile(function: F, **options: Any) -> F:
-    compiled = numba.njit(nogil=True, error_model="numpy", **options)(function)
+    # Unwrapped, because a run-time type checker (the tests use one) wraps what it checks, and Numba compiles no wrapper.
+    compiled = numba.njit(nogil=True, error_model="numpy", **options)(inspect.unwrap(function))
     # Without a folder to write to, neither beside the source nor in the user's cache, every process compiles anew.
     with contextlib.suppress(RuntimeError):
         compiled.enable_caching()

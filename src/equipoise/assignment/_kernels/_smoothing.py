@@ -28,8 +28,9 @@ Floats = NDArray[np.float64]
 
 @jit_vector
 def soft_exp(x: float) -> float:
-    """(1 + x/16)^16, the exponential of x <= 0 to the accuracy that a start needs; 0 below -16."""
-    t = max(1 + x * np.float32(0.0625), x * 0)
+    """(1 + x/16)^16, the exponential of x <= 0 to the accuracy that a start needs; 0 below -15."""
+    t = 1 + x * np.float32(0.0625)
+    t = t if t > np.float32(0.0625) else x * 0  # not closer to 0: the power would be denormal, and slow
     t *= t
     t *= t
     t *= t
@@ -37,30 +38,51 @@ def soft_exp(x: float) -> float:
 
 
 @jit_vector
-def _add_softmax(offers: Scores, best: float, inverse_mu: float, weights: Scores, demand: Scores) -> None:
+def _soft_weights(offers: Scores, best: float, inverse_mu: float, weights: Scores) -> float:
     total = offers[0] * 0
     for j in range(offers.shape[0]):
         weights[j] = soft_exp((offers[j] - best) * inverse_mu)
         total += weights[j]
-    scale = 1 / total
-    for j in range(offers.shape[0]):
-        demand[j] += weights[j] * scale
+    return total
 
 
 @jit
-def dense_demand(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats, mu: float) -> Floats:
-    """Demand for each expert from every `stride`-th row, all experts of a row taking part."""
+def dense_demand(
+    scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats, mu: float, demand: Floats, curvature: Floats
+) -> float:
+    """What `soft_demand` does, from every `stride`-th row with all its experts."""
     k = prices.shape[0]
     near_prices = prices.astype(scores.dtype)
-    offers, weights = np.empty(k, scores.dtype), np.empty(k, scores.dtype)
-    demand = np.zeros(k, scores.dtype)
     near_inverse = (np.ones(1) / mu).astype(scores.dtype)
+    offers, weights = np.empty(k, scores.dtype), np.empty(k, scores.dtype)
+    sharing, shares = np.empty(k, np.int32), np.empty(k)
+    dual = 0.0
     for i in range(0, scores.shape[0], stride):
-        if mask[i]:
-            best = offers_and_best(scores[i], near_prices, offers)
-            if best > -np.inf:
-                _add_softmax(offers, best, near_inverse[0], weights, demand)
-    return demand.astype(np.float64)
+        if not mask[i]:
+            continue
+        best = offers_and_best(scores[i], near_prices, offers)
+        if not best > -np.inf:
+            continue
+        total = _soft_weights(offers, best, near_inverse[0], weights)
+        dual += best + mu * np.log(total)
+        scale = 1 / total
+        count = 0
+        for j in range(k):
+            sharing[count] = j
+            count += weights[j] * scale > 1e-3
+        # Of a row that many share only the diagonal is kept, which overstates the curvature: a shorter step, but k^2
+        # fewer operations.
+        few = count <= 16
+        for w in range(count):
+            j = sharing[w]
+            shares[w] = weights[j] * scale
+            demand[j] += shares[w]
+            if few:
+                for v in range(w):
+                    curvature[j, sharing[v]] += shares[w] * shares[v]
+            else:
+                curvature[j, j] += shares[w]
+    return dual
 
 
 @jit
@@ -83,36 +105,25 @@ def mean_spread(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Fl
 
 
 @jit
-def gap_quantile(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats, fraction: float) -> float:
-    """The given quantile, over every `stride`-th row, of the difference between the best and the second-best offer."""
+def gap_quantile(
+    scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats, rank: int, fraction: float
+) -> float:
+    """The given quantile, over every `stride`-th row, of how far the best offer is ahead of the one `rank` behind."""
     gaps = np.empty((scores.shape[0] + stride - 1) // stride)
+    offers = np.empty(prices.shape[0])
     count = 0
     for i in range(0, scores.shape[0], stride):
-        best = second = -np.inf
         if mask[i]:
             for j in range(prices.shape[0]):
-                offer = scores[i, j] - prices[j]
-                if offer > best:
-                    best, second = offer, best
-                elif offer > second:
-                    second = offer
-        if second > -np.inf:
-            gaps[count] = best - second
-            count += 1
+                offers[j] = scores[i, j] - prices[j]
+            offers.sort()
+            if offers[-1 - rank] > -np.inf:
+                gaps[count] = offers[-1] - offers[-1 - rank]
+                count += 1
     if count == 0:
         return 0.0
     gaps = np.sort(gaps[:count])
     return gaps[min(count - 1, int(fraction * count))]
-
-
-@jit
-def sinkhorn_step(prices: Floats, demand: Floats, target: Floats, mu: float, slack: bool) -> None:
-    """Raises each price by mu log(demand / target), at most 4 mu, and keeps prices >= 0."""
-    for j in range(prices.shape[0]):
-        if prices[j] < np.inf:
-            step = mu * np.log(max(demand[j], 1e-3 * target[j]) / target[j])
-            prices[j] += max(-4 * mu, min(4 * mu, step))
-    rest_prices(prices, slack)
 
 
 @jit
@@ -124,8 +135,13 @@ def rest_prices(prices: Floats, slack: bool) -> None:
 
 
 @jit
-def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, curvature: Floats) -> None:
-    """Adds the rows' demand, and for each pair of experts sum_i P_ij P_ij', above the diagonal or below it."""
+def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, curvature: Floats) -> float:
+    """Adds the rows' demand, and for each pair of experts sum_i P_ij P_ij', above the diagonal or below it.
+
+    Returns:
+        The rows' part of the smoothed dual.
+    """
+    dual = 0.0
     p = np.empty(choices.cols.shape[1])
     inverse = 1 / mu
     for a in range(choices.rows.shape[0]):
@@ -138,26 +154,28 @@ def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, cur
         for w in range(width):
             p[w] = soft_exp((p[w] - best) * inverse)
             total += p[w]
+        dual += best + mu * np.log(total)
         scale = 1 / total
         for w in range(width):
             p[w] *= scale
             j = choices.cols[a, w]
             demand[j] += p[w]
-            for v in range(w):
-                curvature[j, choices.cols[a, v]] += p[w] * p[v]
+            if p[w] > 1e-4:
+                for v in range(w):
+                    curvature[j, choices.cols[a, v]] += p[w] * p[v]
+    return dual
 
 
 @jit
 def laplacian(curvature: Floats) -> None:
-    """Turns the pair weights into mu times the Hessian: -(w + w') beside the diagonal, rows that sum to 0."""
+    """Turns the pair weights into mu times the Hessian: -(w + w') beside the diagonal, and their sum on it."""
     k = curvature.shape[0]
     for j in range(k):
-        curvature[j, j] = 0.0
         for t in range(j):
             weight = curvature[j, t] + curvature[t, j]
             curvature[j, t] = curvature[t, j] = -weight
     for j in range(k):
-        curvature[j, j] = -curvature[j].sum()
+        curvature[j, j] += curvature[j, j] - curvature[j].sum()
 
 
 @jit
@@ -188,6 +206,24 @@ def newton_step(
             largest = max(largest, abs(prices[j] - before))
     rest_prices(prices, slack)
     return largest
+
+
+@jit
+def linear_part(prices: Floats, weight: Floats) -> float:
+    """sum_j weight_j price_j over the experts that are open."""
+    total = 0.0
+    for j in range(prices.shape[0]):
+        if prices[j] < np.inf:
+            total += weight[j] * prices[j]
+    return total
+
+
+@jit
+def step_back(prices: Floats, before: Floats) -> None:
+    """Undoes three quarters of a step."""
+    for j in range(prices.shape[0]):
+        if prices[j] < np.inf:
+            prices[j] = 0.75 * before[j] + 0.25 * prices[j]
 
 
 @jit_vector

@@ -11,21 +11,25 @@ from equipoise.assignment._kernels._choices import (
     best_counts,
     collect,
     first,
+    first_at_least,
     narrow,
+    offers_and_best,
     room_for_choices,
+    width_of_choices,
 )
-from equipoise.assignment._kernels._flow import balance, expert_at, new_flow, seat_rows, settle_vacancies
+from equipoise.assignment._kernels._flow import balance, expert_at, mend_prices, new_flow, seat_rows, settle_vacancies
 from equipoise.assignment._kernels._jit import jit
 from equipoise.assignment._kernels._pricing import finite_prices, price_rows
 from equipoise.assignment._kernels._smoothing import (
     dense_demand,
     gap_quantile,
     laplacian,
+    linear_part,
     mean_spread,
     newton_step,
     rest_prices,
-    sinkhorn_step,
     soft_demand,
+    step_back,
 )
 
 Ints = NDArray[np.int32]
@@ -34,13 +38,16 @@ Counts = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 # The first sample has this many rows for each expert, every later one is this many times as large.
-COARSE_ROWS_PER_EXPERT = 8
+COARSE_ROWS_PER_EXPERT = 16
 LEVEL_RATIO = 8
+# How a refinement can fail: demand could not be met; or prices moved so far that other candidates count.
+LOST, DRIFTED = -1.0, -2.0
+MOST_STEPS = 8
 
 
 @jit
-def radius_for(scores: Scores, mask: Flags, prices: Floats, stride: int) -> float:
-    """How far below its best offer a row's candidates may lie, at prices from a sample an eighth of the size.
+def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int) -> float:
+    """How far prices from a sample an eighth of the size may be off.
 
     With m rows, counts are known to about sqrt(m/k), so prices to about sqrt(k/m) divided by the density of near-ties;
     measured in rows instead of prices that is a fraction of about sqrt(k/m). So the radius is a quantile of the gap
@@ -49,84 +56,175 @@ def radius_for(scores: Scores, mask: Flags, prices: Floats, stride: int) -> floa
     n, k = scores.shape
     rows = max(1, n // stride)
     fraction = min(0.6, 3 * np.sqrt(k * LEVEL_RATIO / rows))
-    return gap_quantile(scores, mask, max(stride, n // 256), prices, fraction)
+    return gap_quantile(scores, mask, max(stride, n // 256), prices, 1, fraction)
 
 
 @jit
-def coarse_prices(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats, z: Ints) -> None:
-    """Prices from samples of the rows, each larger than the one before, all smaller than the whole."""
+def crowd_radius(scores: Scores, mask: Flags, prices: Floats) -> float:
+    """A radius within which most rows have about half as many candidates as there is room for."""
+    n, k = scores.shape
+    return gap_quantile(scores, mask, max(1, n // 256), prices, min(k - 1, width_of_choices(k) // 2), 0.8)
+
+
+@jit
+def coarse_prices(
+    scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats, z: Ints
+) -> float:
+    """Prices from samples of the rows, each larger than the one before, all smaller than the whole.
+
+    Returns:
+        The mean spread of a row's offers.
+    """
     n, k = scores.shape
     stride = max(1, n // (COARSE_ROWS_PER_EXPERT * k))
-    mu = mean_spread(scores, mask, max(stride, n // 64), prices) / 2
-    if not mu > 0:
-        return
-    for _ in range(2):
-        for _ in range(2):
-            demand = dense_demand(scores, mask, stride, prices, mu)
-            share = 1.0 / stride if slack else demand.sum() / target.sum()
-            sinkhorn_step(prices, demand, target * share, mu, slack)
-        mu /= 3
+    spread = mean_spread(scores, mask, max(stride, n // 64), prices)
+    if not spread > 0:
+        return 0.0
+    descend(scores, mask, stride, target, slack, prices, spread / 4)
     stride //= LEVEL_RATIO
-    while stride > 1:
-        radius = radius_for(scores, mask, prices, stride)
-        choices, settled = room_for_choices(scores, n // stride + 1), np.zeros(k)
-        m, _ = collect(scores, mask, prices, radius, 0, n, stride, choices, 0, settled, z)
-        newton(first(choices, m), settled, target, slack, stride, radius / 8, 3, prices)
+    while stride >= 4:
+        choices = room_for_choices(scores, n // stride + 1)
+        goal = 0.25 * np.sqrt(k * (n / stride))  # counts of a sample are not known better than this
+        radius = sampling_radius(scores, mask, prices, stride)
+        for _ in range(2):
+            before = prices.copy()
+            settled = np.zeros(k)
+            m, _ = collect(scores, mask, prices, radius, 0, n, stride, choices, 0, settled, z)
+            _, excess = refine(first(choices, m), settled, target, slack, stride, radius, goal, prices, z)
+            if excess != DRIFTED:
+                break
+        if excess < 0:
+            prices[:] = before
         stride //= LEVEL_RATIO
+    return spread
 
 
 @jit
-def newton(
-    choices: Choices, settled: Floats, target: Floats, slack: bool, stride: int, mu: float, steps: int, prices: Floats
+def descend(
+    scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats, mu: float
 ) -> None:
-    """Newton steps at one smoothing width, until they are small against it."""
+    """Newton steps on every `stride`-th row with less and less smoothing, all experts of a row taking part.
+
+    Ends with the prices under which the rows halfway between those come nearest to balance: less smoothing fits the
+    sample better, but at some point only the sample.
+    """
     k = prices.shape[0]
-    for _ in range(steps):
-        demand = settled.copy()
-        hessian = np.zeros((k, k))
-        soft_demand(choices, prices, mu, demand, hessian)
-        laplacian(hessian)
-        share = 1.0 / stride if slack else demand.sum() / target.sum()
-        if newton_step(prices, demand, target * share, hessian, mu, 4 * mu, slack) < mu / 4:
+    best, nearest = prices.copy(), held_out(scores, mask, stride, target, slack, prices)
+    for _ in range(8):
+        least, before = np.inf, prices.copy()
+        for _ in range(MOST_STEPS):
+            demand, hessian = np.zeros(k), np.zeros((k, k))
+            dual = dense_demand(scores, mask, stride, prices, mu, demand, hessian)
+            goals = target * (1.0 / stride if slack else demand.sum() / target.sum())
+            dual += linear_part(prices, goals)
+            if dual > least:
+                step_back(prices, before)
+                continue
+            least = dual
+            before[:] = prices
+            if imbalance(demand, goals, prices, slack) <= demand.sum() / 32:
+                break
+            laplacian(hessian)
+            newton_step(prices, demand, goals, hessian, mu, 3 * mu, slack)
+        missed = held_out(scores, mask, stride, target, slack, prices)
+        if missed < nearest:
+            best[:], nearest = prices, missed
+        elif missed > 1.25 * nearest:
             break
+        mu /= 4
+    prices[:] = best
+
+
+@jit
+def held_out(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats) -> float:
+    """The imbalance at these prices of rows that had no part in finding them."""
+    k = prices.shape[0]
+    counts, offers, near_prices = np.zeros(k), np.empty(k, scores.dtype), prices.astype(scores.dtype)
+    for i in range(stride // 2, scores.shape[0], stride):
+        if mask[i]:
+            best = offers_and_best(scores[i], near_prices, offers)
+            if best > -np.inf:
+                counts[first_at_least(offers, best)] += 1
+    return imbalance(counts, target * (1.0 / stride if slack else counts.sum() / target.sum()), prices, slack)
+
+
+@jit
+def imbalance(demand: Floats, target: Floats, prices: Floats, slack: bool) -> float:
+    """Rows by which demand misses what the prices call for: the target, or at most that where the price is 0."""
+    over = under = 0.0
+    for j in range(prices.shape[0]):
+        over += max(0.0, demand[j] - target[j])
+        if prices[j] > 0 and prices[j] < np.inf:
+            under += max(0.0, target[j] - demand[j])
+    return max(over, under) if slack else over
 
 
 @jit
 def refine(
-    choices: Choices, settled: Floats, target: Floats, slack: bool, radius: float, prices: Floats, z: Ints
-) -> Choices:
-    """Newton steps on all rows, with less and less smoothing, as long as that brings the counts nearer to balance.
+    choices: Choices, settled: Floats, target: Floats, slack: bool, stride: int, radius: float, goal: float,
+    prices: Floats, z: Ints,
+) -> tuple[Choices, float]:
+    """Newton steps on every `stride`-th row with less and less smoothing, until counts are within `goal` of balance.
 
-    Rows that the smoothing no longer reaches are settled on the way, so that each stage costs less than the one before.
+    The smoothing is reduced only when demand meets the target at the present one: prices that lag behind could not catch
+    up with shorter steps. Rows that it no longer reaches are settled on the way, so each stage costs less than the one
+    before. It ends, too, when candidates of a smaller radius would serve better.
+
+    Returns:
+        The rows that still have a choice, and how many rows would have to move, or LOST or DRIFTED.
     """
     k = prices.shape[0]
     mu = radius / 8
-    kept = prices.copy()
-    least = np.inf
-    while mu > 0:
-        newton(choices, settled, target, slack, 1, mu, 2, prices)
+    rows = settled.sum() + choices.rows.shape[0]
+    target = target * (1.0 / stride if slack else rows / target.sum())
+    before = prices.copy()
+    while True:
+        length, missed, least, last = mu, np.inf, np.inf, prices.copy()
+        for _ in range(MOST_STEPS):
+            demand = settled.copy()
+            hessian = np.zeros((k, k))
+            dual = soft_demand(choices, prices, mu, demand, hessian)
+            dual += linear_part(prices, target) - linear_part(prices, settled)
+            if dual > least and length > mu / 2:
+                step_back(prices, last)
+                continue
+            least = dual
+            last[:] = prices
+            missed = imbalance(demand, target, prices, slack)
+            if missed <= max(0.25 * goal, rows / 256) and length < mu / 4:
+                break
+            laplacian(hessian)
+            length = newton_step(prices, demand, target, hessian, mu, 3 * mu, slack)
+        if missed > max(goal, rows / 16):
+            return choices, LOST
+        if (prices - before).max() - (prices - before).min() > 2 * radius:
+            return choices, DRIFTED
         excess = np.maximum(best_counts(choices, prices, settled) - target, 0.0).sum()
-        if excess < least:
-            kept[:] = prices
-        if excess <= k // 4 or excess > 0.7 * least:
-            break
-        least = excess
+        # Chains need rows to choose from, of which narrowing must not leave too few.
+        if excess <= goal or choices.rows.shape[0] < min(16 * excess, rows / 4) or mu < radius / 8192:
+            return choices, excess
         choices = narrow(choices, prices, 8 * mu, settled, z)
         mu /= 4
-    prices[:] = kept
-    return choices
 
 
 @jit
-def exact_flow(choices: Choices, settled: Floats, capacity: Counts, prices: Floats, z: Ints) -> int:
+def exact_flow(
+    choices: Choices, settled: Floats, capacity: Counts, prices: Floats, z: Ints, slop: float
+) -> int:
     """Every row to its best offer, then chains of moves until no expert is overfull.
+
+    Args:
+        slop: offers this close to the best count as tied with it, if prices can be mended so that they are.
 
     Returns:
         -1 if all is well; else an expert that stays overfull because its rows can go nowhere else.
     """
     m, k = choices.rows.shape[0], prices.shape[0]
     flow = new_flow(m, k)
-    seat_rows(flow, choices, capacity, prices, settled)
+    seat_rows(flow, choices, capacity, prices, settled, slop)
+    if slop > 0 and not mend_prices(flow, choices, prices):
+        flow = new_flow(m, k)
+        seat_rows(flow, choices, capacity, prices, settled, 0.0)
     settle_vacancies(flow, capacity, prices, capacity.sum() - flow.load.sum())
     _, stuck = balance(flow, choices, capacity, prices)
     for a in range(m):
@@ -176,7 +274,7 @@ def solve_direct(
             continue
         close_experts(capacity[b], prices[b])
         choices = all_choices(scores[b], mask[b])
-        stuck = exact_flow(choices, np.zeros(scores.shape[2]), capacity[b], prices[b], z[b])
+        stuck = exact_flow(choices, np.zeros(scores.shape[2]), capacity[b], prices[b], z[b], 0.0)
         if stuck >= 0:
             status[b] = n + stuck
             continue

@@ -1,0 +1,44 @@
+# Everything runs inside .venv, which the first target that needs it creates. pip is the only tool required.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+
+.PHONY: help test lint format bench clean
+
+help:
+	@echo "make test     set up .venv, then style, types, layering and tests"
+	@echo "make bench    time the exact balanced assignment against its peers; results in out/bench-assign"
+	@echo "make lint     style, types and layering only"
+	@echo "make format   rewrite the sources in the project's format"
+	@echo "make clean    remove .venv, results and caches"
+
+# torch first and alone: its pin decides which build (CPU or GPU) the configured index offers.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (once; a few minutes on a fresh machine)"
+	@$(PIP) install "torch==2.13.0"
+	@$(PIP) install -c constraints.txt -e ".[peers,dev]"
+	@touch $@
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/equipoise bench assign
+
+clean:
+	rm -rf $(VENV) out build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The auction: a good assignment in a few rounds, and the start of cycle cancelling.
+
+Legend: b problems, n rows (datapoints), k columns (experts). z = k is a row without an expert; `rows` is True for rows
+that must have one.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from equipoise.assignment._certificate import certificate
+from equipoise.assignment._completion import complete
+from equipoise.assignment._infeasible import illegal_scores
+from equipoise.assignment._move_cost import move_cost, relax_prices
+from equipoise.ops import count_groups, rank_within_groups
+
+# BASE layers stop bidding in earnest after as many rounds. With the increment below, Gumbel-perturbed scores are
+# through after 20 to 60; what is unsold then is a handful of rows, which `complete` places.
+_MAX_ROUNDS = 100
+
+# A row without a second choice bids as if that were worse by this many increments.
+_NO_ALTERNATIVE = 16.0
+
+
+def auction_assign(
+    scores: Float[Tensor, "b n k"],
+    capacity: Int[Tensor, "b k"],
+    mask: Bool[Tensor, "b n"] | None,
+    prices: Float[Tensor, "b k"] | None,
+) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b k"]]:
+    r"""Assigns every row by auction: feasible, and within n epsilon of the best where the bidding ends by itself.
+
+    App. D.2, step 1. Every row without an expert bids for the one where :math:`s_{ij} - p_j` is largest; its bid is the
+    price at which its second choice would be as good, plus epsilon. An expert keeps its c_j highest bids, the rest are
+    without an expert again, and its price is its lowest bid once it is full. All rows of all problems bid at once.
+
+    Prices only rise, so a row that holds a slot never regrets it by more than epsilon; and an expert that was full
+    stays full, so one with a free slot still has price 0. By these two, the gap of the certificate is at most n
+    epsilon.
+
+    In BASE layers the experts bid for rows. This is its mirror image: there prices belong to rows, and every slot must
+    be filled; here they are the k prices of the certificate, and an expert may keep slots free.
+
+    Epsilon is 1 in the units of the noise, whatever they are. Gumbel noise over k experts has a maximum that is log(k)
+    above its mean in expectation, so epsilon is the median over rows of
+
+    .. math::
+        \epsilon_i = \frac{1}{\log k_i} \Big( \max_j s_{ij} - \frac{1}{k_i} \sum_j s_{ij} \Big)
+
+    over the k_i experts that row i may take: about 1 for pure noise (1 on average, and the median is 0.92 for k = 16),
+    and in proportion to the scores otherwise, so that a problem multiplied by a number takes the same rounds (by a
+    power of two: to the same assignment). After 100 rounds any feasible completion is taken; the gap then says what it
+    is worth.
+
+    Args:
+        scores: any floating dtype; -inf forbids a pair.
+        capacity: rows that each expert may take, enough for all rows together.
+        mask: rows that must have an expert; None: all.
+        prices: finite prices to start from; None: 0. Where there are free slots to spare, experts that these prices
+            leave with room start from 0.
+
+    Returns:
+        The expert of each row (k where it is masked), and prices >= 0: 0 for every expert with a free slot, and the
+        least is 0 when none has one.
+
+    Raises:
+        ValueError: a score is NaN or +inf, or nothing feasible is left by those that are -inf.
+
+    References:
+        Lewis, Bhosale, Dettmers, Goyal, Zettlemoyer, BASE layers (2021).
+        Bertsekas, Castanon, The auction algorithm for the transportation problem (1989).
+    """
+    rows = torch.ones(scores.shape[:2], dtype=torch.bool, device=scores.device) if mask is None else mask
+    z, bid_prices = auction_start(scores, capacity, rows, prices)
+    if z.numel() == 0:
+        return z, bid_prices
+    return z, _certified_prices(scores.double(), z, bid_prices, capacity, rows)
+
+
+def auction_start(
+    scores: Float[Tensor, "b n k"],
+    capacity: Int[Tensor, "b k"],
+    rows: Bool[Tensor, "b n"],
+    prices: Float[Tensor, "b k"] | None,
+) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b k"]]:
+    """Runs the auction of `auction_assign`, and returns the assignment with the prices that the bids led to."""
+    b, n, k = scores.shape
+    if b == 0 or n == 0:
+        return torch.full([b, n], k, device=scores.device), scores.new_zeros([b, k], dtype=torch.float64)
+    # An expert without slots takes no bids. Its score may still be NaN, which is checked on the whole matrix.
+    wide = scores.double().masked_fill((capacity == 0).unsqueeze(1), -torch.inf)
+    _check_scores(scores, wide, capacity, rows)
+    start = _starting_prices(wide, capacity, rows, prices)
+    z, bid_prices = _bid(wide, capacity, rows, start, _epsilon(wide, rows))
+    return complete(wide, z, capacity, rows), bid_prices
+
+
+def _check_scores(scores: Tensor, open_scores: Tensor, capacity: Tensor, rows: Tensor) -> None:
+    """Requires scores without NaN and +inf, and for every row an expert with a capacity above 0."""
+    most = open_scores.amax(-1)
+    legal = most.isfinite() & ~(scores == torch.inf).any(-1) & ~scores.isnan().any(-1)
+    if not bool((legal | ~rows).all()):
+        problem, row = (int(i) for i in (rows & ~legal).nonzero()[0])
+        raise illegal_scores(scores[problem].double().cpu().numpy(), capacity[problem].cpu().numpy(), row, problem)
+
+
+def _epsilon(scores: Float[Tensor, "b n k"], rows: Bool[Tensor, "b n"]) -> Float[Tensor, "b"]:
+    """The increment of the bids: about 1 for Gumbel noise, in proportion to the scores otherwise, always > 0."""
+    allowed = scores > -torch.inf
+    number = allowed.sum(-1)
+    below_best = (scores.amax(-1, keepdim=True) - scores).where(allowed, 0.0).sum(-1) / number
+    spread = (below_best / number.log()).where(rows & (number > 1), torch.nan)
+    # The median is deaf to heavy tails; the mean stands in where most rows are flat, and 1 where all are.
+    epsilon = spread.nanmedian(-1).values
+    epsilon = epsilon.where(epsilon > 0, spread.nanmean(-1))
+    return epsilon.where(epsilon > 0, 1.0)
+
+
+def _starting_prices(scores: Tensor, capacity: Tensor, rows: Tensor, prices: Tensor | None) -> Tensor:
+    """Where bidding starts. An expert that keeps a free slot must end at 0, and prices never fall by themselves."""
+    if prices is None:
+        return scores.new_zeros(capacity.shape)
+    k = scores.shape[-1]
+    start = prices.double() - prices.double().amin(-1, keepdim=True)
+    favourite = (scores - start.unsqueeze(1)).argmax(-1).where(rows, k)
+    slack = capacity.sum(-1, keepdim=True) > rows.sum(-1, keepdim=True)
+    return start.masked_fill(slack & (count_groups(favourite, k + 1)[:, :k] < capacity), 0.0)
+
+
+def _bid(
+    scores: Tensor, capacity: Tensor, rows: Tensor, prices: Tensor, epsilon: Tensor
+) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b k"]]:
+    """Runs rounds of bids until every row has an expert, at most `_MAX_ROUNDS`."""
+    k = scores.shape[-1]
+    z = torch.full(rows.shape, k, device=scores.device)
+    bids = scores.new_zeros(rows.shape)
+    for _ in range(_MAX_ROUNDS):
+        waiting = rows & (z == k)
+        problem, row = waiting.nonzero(as_tuple=True)
+        if len(problem) == 0:
+            break
+        expert, offer = _offers(scores[problem, row], prices[problem], epsilon[problem])
+        z.index_put_((problem, row), expert)
+        bids.index_put_((problem, row), offer)
+        live = waiting.any(-1).nonzero().squeeze(-1)  # problems that are through are not sorted again
+        kept, raised = _settle(z[live], bids[live], prices[live], capacity[live])
+        z.index_copy_(0, live, kept)
+        prices = prices.index_copy(0, live, raised)
+    return z, prices
+
+
+def _offers(scores: Tensor, prices: Tensor, epsilon: Tensor) -> tuple[Int[Tensor, "m"], Float[Tensor, "m"]]:
+    """The expert that each of m rows bids for, and its bid."""
+    value, expert = (scores - prices).max(-1, keepdim=True)
+    second = (scores - prices).scatter_(-1, expert, -torch.inf).amax(-1)
+    second = torch.where(second == -torch.inf, value.squeeze(-1) - _NO_ALTERNATIVE * epsilon, second)
+    return expert.squeeze(-1), scores.gather(-1, expert).squeeze(-1) - second + epsilon
+
+
+def _settle(
+    z: Tensor, bids: Tensor, prices: Tensor, capacity: Tensor
+) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b k"]]:
+    """Every expert keeps its highest bids (of equal ones the lowest rows'), and full experts raise their prices."""
+    k = capacity.shape[-1]
+    rank = rank_within_groups(z, -bids, count_groups(z, k + 1))
+    slots = torch.cat([capacity, torch.zeros_like(capacity[:, :1])], -1)
+    z = z.where(rank < slots.gather(-1, z), k)
+    lowest = bids.new_full([len(z), k + 1], torch.inf).scatter_reduce(-1, z, bids, "amin")[:, :k]
+    full = (count_groups(z, k + 1)[:, :k] == capacity) & (capacity > 0)
+    return z, lowest.where(full, prices)
+
+
+def _certified_prices(
+    scores: Tensor, z: Tensor, prices: Tensor, capacity: Tensor, rows: Tensor
+) -> Float[Tensor, "b k"]:
+    """Chooses, of the bids' prices and those that best fit the assignment, the ones with the smaller gap.
+
+    The first are good after a contest. The second are optimal if the assignment is, as it tends to be where slots are
+    plenty or rows are tied, and the bids were too high by an epsilon.
+    """
+    scores = scores.masked_fill(~rows.unsqueeze(-1), 0.0)
+    counts = count_groups(z, scores.shape[-1] + 1)[:, :-1]
+    fitted = relax_prices(move_cost(scores, z, capacity, counts), prices)
+    gaps: list[Tensor] = []
+    choices: list[Tensor] = []
+    for candidate in (prices, fitted):
+        conventional = _conventional_prices(scores, candidate, counts, capacity, rows)
+        choices.append(conventional)
+        gaps.append(certificate(scores, z, conventional, capacity, rows)[2])
+    return torch.where((gaps[0] < gaps[1]).unsqueeze(-1), choices[0], choices[1])
+
+
+def _conventional_prices(
+    scores: Tensor, prices: Tensor, counts: Tensor, capacity: Tensor, rows: Tensor
+) -> Float[Tensor, "b k"]:
+    """Brings prices to the convention: 0 where there is a free slot, else the least is 0, and none below."""
+    free, closed = counts < capacity, capacity == 0
+    least = prices.masked_fill(closed, torch.inf).amin(-1, keepdim=True)
+    least = least.where(least < torch.inf, 0.0)
+    prices = (prices - least).masked_fill(free, 0.0)
+    # A price multiplies a capacity of 0 in the dual, so it costs nothing to set it where no row prefers the expert.
+    best = (scores - prices.unsqueeze(1)).masked_fill(closed.unsqueeze(1), -torch.inf).amax(-1, keepdim=True)
+    prohibitive = (scores - best).where(rows.unsqueeze(-1), -torch.inf).amax(1).clamp(min=0)
+    return prohibitive.where(closed, prices)

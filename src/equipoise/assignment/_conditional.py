@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conditionally optimal assignments: the best value given where one row goes, for every row and expert at once.
+
+Legend: b problems (the batch, flattened), n rows (datapoints), k columns (experts), ... batch dimensions.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equipoise._core import check_matrix, check_same_device, check_shape
+from equipoise.assignment._assignment import Assignment
+from equipoise.assignment._move_cost import move_cost, relax_prices
+from equipoise.ops import floyd_warshall
+
+# What the exact methods of `assign` promise: gap <= this times the larger of |value| and the largest |score|.
+_OPTIMAL = 1e-9
+
+
+@torch.no_grad()
+def conditional_values(scores: Float[Tensor, "*batch n k"], assignment: Assignment) -> Float[Tensor, "*batch n k"]:
+    r"""Computes the value of the best assignment that sends row i to expert j, for every i and j.
+
+    .. math::
+        v^*_{|z_i = j} = \max_{z : z_i = j} \sum_{i'} s_{i' z_{i'}}
+        \quad \text{s.t.} \quad |\{i' : z_{i'} = j'\}| \le c_{j'} \; \forall j'.
+
+    Not n k problems, but one (App. D.3): from the optimum, moving row i from its expert z_i to j costs
+    :math:`s_{i z_i} - s_{ij}`, leaves a slot at z_i and takes one at j. The cheapest way to mend that is a chain of
+    moves from j to z_i, whose cost is a shortest path :math:`d^*` over the move costs at the optimum, so
+
+    .. math::
+        v^*_{|z_i = j} = v^* - s_{i z_i} + s_{ij} - d^*_{j z_i}.
+
+    With a free slot at j nothing has to move: a free slot is a dummy row that may leave j at no cost, which the move
+    costs account for, wherever on the chain it happens. O(n k + k^3) a problem.
+
+    The softmax over j of these values minus the row's own noise is the conditional distribution of z_i given the noise
+    of the other rows (App. D.4).
+
+    Args:
+        scores: the scores that were assigned; -inf forbids a pair.
+        assignment: an optimal assignment of them, from an exact method of `assign`.
+
+    Returns:
+        float64, without gradient. -inf where z_i = j is impossible: the pair is forbidden, the expert has no capacity,
+        or no chain can make room; 0 for rows that are masked. In column z_i exactly `assignment.value`.
+
+    Raises:
+        ValueError: scores and assignment do not fit together, or the assignment is not optimal.
+
+    Example:
+        Rows 0 and 1 go where they score most. Sending row 0 to expert 1 makes row 1 change places with it.
+
+        >>> import torch, equipoise as eq
+        >>> scores = torch.tensor([[2.0, 1.0], [0.0, 3.0]])
+        >>> eq.conditional_values(scores, eq.assign(scores)).tolist()
+        [[5.0, 1.0], [1.0, 5.0]]
+
+        With capacity for both at expert 1, row 1 stays.
+
+        >>> eq.conditional_values(scores, eq.assign(scores, capacity=2)).tolist()
+        [[5.0, 4.0], [2.0, 5.0]]
+
+    References:
+        Kool, Maddison, Mnih, Unbiased gradient estimation with balanced assignments for mixtures of experts (2021),
+        appendix D.3 and D.4.
+    """
+    check_matrix("scores", scores)
+    *batch, n, k = scores.shape
+    a = assignment
+    check_shape("assignment.z", a.z, [*batch, n], "one expert for each row of scores")
+    check_shape("assignment.counts", a.counts, [*batch, k], "one number for each expert of scores")
+    check_same_device("assignment.z", a.z, "scores", scores)
+    return torch.ops.equipoise.conditional_values(scores, a.z, a.counts, a.capacity, a.mask, a.value, a.prices, a.gap)
+
+
+@torch.library.custom_op("equipoise::conditional_values", mutates_args=())
+def _conditional_values_op(
+    scores: Tensor,
+    z: Tensor,
+    counts: Tensor,
+    capacity: Tensor,
+    mask: Tensor,
+    value: Tensor,
+    prices: Tensor,
+    gap: Tensor,
+) -> Tensor:
+    *batch, n, k = scores.shape
+    b = math.prod(batch)
+    flat = scores.reshape(b, n, k).double()
+    value, gap = value.reshape(b), gap.reshape(b)
+    _check_optimal(flat, value, gap)
+    expert = z.reshape(b, n)
+    cost = move_cost(flat, expert, capacity.reshape(b, k), counts.reshape(b, k))
+    prices = relax_prices(cost, prices.reshape(b, k)).unsqueeze(1)
+    detour = _reduced_path_cost(cost, prices)
+    # App. D.3 in reduced scores: d*_jz = detour_jz + p_j - p_z, and the prices join the scores.
+    offer = flat - prices
+    taken = expert.clamp(max=k - 1).unsqueeze(-1)
+    mend = detour.mT.gather(1, taken.expand(b, n, k))
+    conditional = value[:, None, None] + (offer - offer.gather(-1, taken)) - mend
+    return conditional.where(mask.reshape(b, n, 1), 0.0).reshape(scores.shape)
+
+
+@_conditional_values_op.register_fake
+def _conditional_values_fake(
+    scores: Tensor,
+    z: Tensor,  # pyright: ignore[reportUnusedParameter]
+    counts: Tensor,  # pyright: ignore[reportUnusedParameter]
+    capacity: Tensor,  # pyright: ignore[reportUnusedParameter]
+    mask: Tensor,  # pyright: ignore[reportUnusedParameter]
+    value: Tensor,  # pyright: ignore[reportUnusedParameter]
+    prices: Tensor,  # pyright: ignore[reportUnusedParameter]
+    gap: Tensor,  # pyright: ignore[reportUnusedParameter]
+) -> Tensor:
+    return torch.empty_like(scores, dtype=torch.float64, memory_format=torch.contiguous_format)
+
+
+def _reduced_path_cost(cost: Float[Tensor, "b k k"], prices: Float[Tensor, "b 1 k"]) -> Float[Tensor, "b k k"]:
+    """Computes shortest paths over the reduced costs d_jj' - p_j + p_j', which differ from d* by p_j - p_j'.
+
+    At an optimum, and at relaxed prices, no row of j prefers j', so reduced costs are >= 0 but for rounding; what is
+    below 0 is set to 0. (Without an optimum it is the gap at most, which was checked.) This makes path costs too high
+    rather than too low, by rounding error. Without it, where rows are tied and cycles cost zero, rounding errors are
+    negative cycles, and Floyd-Warshall may double them k times.
+
+    Why the path of row i itself never is a problem: the path from j to z_i ends at z_i, so it uses moves out of other
+    experts only, and row i is at z_i. It neither moves twice nor does its absence change a move cost on the path. For
+    j = z_i the path is empty. A path through an expert of capacity 0 does not exist, as nothing leads out of one.
+    """
+    reduced = (cost - prices.mT + prices).clamp(min=0)
+    return floyd_warshall(reduced).cost
+
+
+def _check_optimal(scores: Tensor, value: Tensor, gap: Tensor) -> None:
+    """Requires assignments whose gap proves them optimal."""
+    if bool((gap <= _OPTIMAL * value.abs()).all()):
+        return
+    largest = scores.where(scores.isfinite(), 0.0).abs().amax((1, 2))
+    bad = ~(gap <= _OPTIMAL * torch.maximum(value.abs(), largest))
+    if bool(bad.any()):
+        raise ValueError(
+            f"assignment must be optimal, got one with a gap of {float(gap[bad][0]):.3g} at a value of "
+            f'{float(value[bad][0]):.6g}: use an exact method of assign, not "auction"'
+        )

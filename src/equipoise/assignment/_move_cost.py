@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs to move rows between experts, and moving them along a chain of experts.
+
+An assignment of n rows changes by moving rows between k experts, so everything that decides whether it is optimal fits
+into a graph of k nodes. These are its edges.
+
+Legend: b problems, n rows (datapoints), k columns (experts). z = k is a row without an expert.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from equipoise.ops import count_groups, rank_within_groups
+
+
+def move_cost(
+    scores: Float[Tensor, "b n k"], z: Int[Tensor, "b n"], capacity: Int[Tensor, "b k"], counts: Int[Tensor, "b k"]
+) -> Float[Tensor, "b k k"]:
+    r"""Computes the least loss of score at which expert j can hand something to expert j'.
+
+    App. D.2, step 2:
+
+    .. math::
+        d_{jj'} = \min_{i : z_i = j} s_{ij} - s_{ij'},
+
+    and +inf where j has no row that may go to j'. A free slot is a dummy row whose score is 0 everywhere, so that
+    moving it costs nothing: an expert with one has d_jj' = min(d_jj', 0) for every j' (handing over a free slot means
+    taking one more row itself, and j' one less). Dummies are counted, never stored.
+
+    One scatter over the matrix of losses: no loop over rows, and nothing of size n x k x k.
+
+    Args:
+        scores: float64; -inf forbids a pair.
+        z: the expert of each row, where its score is finite.
+        capacity: rows that each expert may take.
+        counts: rows that each expert has.
+
+    Returns:
+        The costs, `[from, to]`, with a diagonal of 0.
+    """
+    b, n, k = scores.shape
+    here = scores.gather(-1, z.clamp(max=k - 1).unsqueeze(-1))
+    first = torch.arange(b, device=z.device) * (k + 1)
+    group = (z + first[:, None]).reshape(b * n, 1).expand(b * n, k)
+    cost = scores.new_full([b * (k + 1), k], torch.inf)
+    # Rows without an expert form group k, whose minima (NaN where such a row is -inf) are cut off below.
+    cost = cost.scatter_reduce(0, group, (here - scores).reshape(b * n, k), "amin")
+    cost = cost.reshape(b, k + 1, k)[:, :k]
+    cost = torch.where((counts < capacity).unsqueeze(-1), cost.clamp(max=0), cost)
+    return cost.diagonal_scatter(cost.new_zeros([b, k]), dim1=-2, dim2=-1)
+
+
+def relax_prices(cost: Float[Tensor, "b k k"], prices: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
+    """Lowers prices until no row of any expert j prefers another, p_j <= d_jj' + p_j', by at most k relaxations.
+
+    From 0 this computes the cost of the cheapest chain of moves that starts at each expert, min_t path_cost[j, t]. If
+    no cycle is negative, k relaxations reach it (Bellman-Ford). Each adds one rounding error, where Floyd-Warshall, on
+    cycles whose cost is zero but for rounding, may double all errors so far.
+
+    Args:
+        cost: move costs, with a diagonal of 0.
+        prices: where to start.
+
+    Returns:
+        The lower prices. Not shifted: they may be negative.
+    """
+    for _ in range(cost.shape[-1]):
+        before, prices = prices, (cost + prices.unsqueeze(1)).amin(-1)
+        if torch.equal(before, prices):
+            break
+    return prices
+
+
+def rank_movers(
+    scores: Float[Tensor, "b n k"], z: Int[Tensor, "b n"], successor: Int[Tensor, "b k"]
+) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b n"], Int[Tensor, "b n"]]:
+    """Ranks the rows of every expert of a chain by what they lose by moving on to its successor.
+
+    Args:
+        scores: float64; -inf forbids a pair.
+        z: the expert of each row.
+        successor: where the rows of each expert would move; k for experts that are not on the chain.
+
+    Returns:
+        Where each row would move (k: nowhere); what is lost by it (+inf: not possible); and its rank within its expert,
+        the least loss first, then the lowest row.
+    """
+    k = scores.shape[-1]
+    nowhere = torch.full_like(successor[:, :1], k)
+    target = torch.cat([successor, nowhere], -1).gather(-1, z)
+    here = scores.gather(-1, z.clamp(max=k - 1).unsqueeze(-1))
+    there = scores.gather(-1, target.clamp(max=k - 1).unsqueeze(-1))
+    loss = torch.where(target < k, (here - there).squeeze(-1), torch.inf)
+    return target, loss, rank_within_groups(z, loss, count_groups(z, k + 1))

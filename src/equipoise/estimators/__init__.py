@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradient estimates from sampled experts: weights, surrogates, baselines, balance losses, and the named strategies."""
+
+from equipoise.estimators._balance_losses import load_balance_loss as load_balance_loss
+from equipoise.estimators._balance_losses import marginal_entropy_loss as marginal_entropy_loss
+from equipoise.estimators._balance_losses import mean_probabilities as mean_probabilities
+from equipoise.estimators._balance_losses import z_loss as z_loss
+from equipoise.estimators._baselines import EMABaseline as EMABaseline
+from equipoise.estimators._baselines import ema_update as ema_update
+from equipoise.estimators._baselines import leave_one_out_baseline as leave_one_out_baseline
+from equipoise.estimators._gating import gate as gate
+from equipoise.estimators._gating import gated_loss as gated_loss
+from equipoise.estimators._protocol import Noise as Noise
+from equipoise.estimators._protocol import Strategy as Strategy
+from equipoise.estimators._protocol import check_strategy as check_strategy
+from equipoise.estimators._protocol import draw_noise as draw_noise
+from equipoise.estimators._reinforce import reinforce as reinforce
+from equipoise.estimators._strategies import STRATEGIES as STRATEGIES
+from equipoise.estimators._strategies import Combination as Combination
+from equipoise.estimators._strategies import get_strategy as get_strategy
+from equipoise.estimators._weights import importance_weight as importance_weight
+from equipoise.estimators._weights import over_batch as over_batch
+from equipoise.estimators._weights import per_expert as per_expert
+from equipoise.estimators._weights import probability_ratio as probability_ratio

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Auxiliary losses on the router: to be added, with a small weight, to what the model minimises.
+
+Legend: n rows (datapoints), k columns (experts), ... batch dimensions. Each gives one number for each problem.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from equipoise._core import check_mask, check_matrix, check_shape, check_unbalanced
+from equipoise.ops import count_groups
+from equipoise.sampling import Sample
+
+
+def load_balance_loss(
+    log_p: Float[Tensor, "*batch n k"],
+    *,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    assigned: Sample | None = None,
+) -> Float[Tensor, "*batch"]:
+    r"""Penalises routers that prefer some experts.
+
+    .. math::
+        k \sum_j F_j P_j, \qquad P_j = \frac{1}{n} \sum_i p_{ij}, \qquad
+        F_j = \frac{1}{n} \#\{i : \arg\max_{j'} p_{ij'} = j\}.
+
+    It is 1 where all is balanced. The gradient flows through P alone.
+
+    Args:
+        log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
+        mask: False for rows that do not count. None: the mask of `assigned`, if it is given.
+        assigned: count the experts that this sample drew (before any row was dropped) in place of the argmax. A
+            balanced assignment is refused: with every F_j = 1/k the loss is the constant 1.
+
+    Returns:
+        [...], with gradient for log_p.
+
+    Example:
+        >>> load_balance_loss(torch.tensor([[0.9, 0.1], [0.1, 0.9]]).log())
+        tensor(1.)
+        >>> load_balance_loss(torch.tensor([[0.9, 0.1], [0.9, 0.1]]).log())
+        tensor(1.8000)
+
+    References:
+        Fedus, Zoph, Shazeer, Switch transformers (2021), eq. (4).
+    """
+    check_matrix("log_p", log_p)
+    check_mask(mask, log_p.shape[:-1])
+    k = log_p.shape[-1]
+    if assigned is None:
+        z = log_p.detach().argmax(-1)
+    else:
+        check_unbalanced("assigned", assigned.balanced)
+        check_shape("assigned.z", assigned.z, log_p.shape[:-1], "one expert for each row of log_p")
+        z, mask = assigned.z, assigned.mask if mask is None else mask
+    counts = count_groups(z, k) if mask is None else count_groups(torch.where(mask, z, k), k + 1)[..., :k]
+    load = counts / _num_rows(_at_least_float32(log_p), mask)
+    return k * (load * mean_probabilities(log_p, mask)).sum(-1)
+
+
+def marginal_entropy_loss(
+    log_p: Float[Tensor, "*batch n k"], *, mask: Bool[Tensor, "*batch n"] | None = None
+) -> Float[Tensor, "*batch"]:
+    r"""Rewards a mean router distribution that is spread out: minus its entropy.
+
+    .. math::
+        \sum_j P_j \log P_j, \qquad P_j = \frac{1}{n} \sum_i p_{ij},
+
+    between -log k, where the experts are equally likely on average, and 0. Rows may still be as sure as they like.
+
+    Args:
+        log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
+        mask: False for rows that do not count.
+
+    Returns:
+        [...], with gradient for log_p.
+
+    Example:
+        >>> marginal_entropy_loss(torch.tensor([[1.0, 0.0], [0.0, 1.0]]).log())
+        tensor(-0.6931)
+
+    References:
+        Bengio, Bacon, Pineau, Precup, Conditional computation in neural networks for faster models (2015).
+    """
+    check_matrix("log_p", log_p)
+    check_mask(mask, log_p.shape[:-1])
+    mean_p = mean_probabilities(log_p, mask)
+    # Without the floor an expert that no row can reach has derivative log 0.
+    floor = torch.finfo(mean_p.dtype).tiny
+    return torch.special.xlogy(mean_p, mean_p.clamp_min(floor)).sum(-1)
+
+
+def z_loss(
+    logits: Float[Tensor, "*batch n k"], *, mask: Bool[Tensor, "*batch n"] | None = None
+) -> Float[Tensor, "*batch"]:
+    """Keeps router logits small: the mean of (log sum_j exp a_ij)^2 over rows.
+
+    Args:
+        logits: the router's logits before any softmax, with gradient.
+        mask: False for rows that do not count.
+
+    Returns:
+        [...], with gradient for logits.
+
+    Example:
+        >>> z_loss(torch.tensor([[0.0], [2.0]]))
+        tensor(2.)
+
+    References:
+        Zoph, Bello, Kumar, Du, Huang, Dean, Shazeer, Fedus, ST-MoE (2022), eq. (5).
+    """
+    check_matrix("logits", logits)
+    check_mask(mask, logits.shape[:-1])
+    logits = _at_least_float32(logits)
+    if mask is not None:
+        logits = torch.where(mask.unsqueeze(-1), logits, 0.0)
+    squares = logits.logsumexp(-1) ** 2
+    squares = squares if mask is None else torch.where(mask, squares, 0.0)
+    return squares.sum(-1) / _num_rows(logits, mask).squeeze(-1)
+
+
+def mean_probabilities(
+    log_p: Float[Tensor, "*batch n k"], mask: Bool[Tensor, "*batch n"] | None = None
+) -> Float[Tensor, "*batch k"]:
+    """Averages the router's probabilities over the rows that are not masked: P_j, with gradient.
+
+    Args:
+        log_p: the router's log-probabilities.
+        mask: False for rows that do not count.
+
+    Returns:
+        [..., k]; 0 where every row is masked.
+    """
+    log_p = _at_least_float32(log_p)
+    p = log_p.exp() if mask is None else torch.where(mask.unsqueeze(-1), log_p, -torch.inf).exp()
+    return p.sum(-2) / _num_rows(log_p, mask)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    """Widens half precision, in which thousands of rows cannot be counted or summed."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _num_rows(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Counts the rows that are not masked, at least 1, as [..., 1] or [1] in the dtype of x."""
+    if mask is None:
+        return x.new_full([1], max(x.shape[-2], 1))
+    return mask.sum(-1, keepdim=True).clamp_min(1).to(x.dtype)

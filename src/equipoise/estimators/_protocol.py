@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a strategy is: the protocol that layers, experiments, the audit and the command line rely on."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from equipoise._core import check_known_keywords
+from equipoise.ops import draw_gumbel
+from equipoise.sampling import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The randomness of one draw.
+
+    Attributes:
+        gumbel: standard Gumbel noise.
+        priority: uniform numbers that decide which rows are skipped; None for a strategy that skips none.
+    """
+
+    gumbel: Float[Tensor, "*batch n k"]
+    priority: Float[Tensor, "*batch n"] | None = None
+
+
+def draw_noise(
+    shape: Sequence[int],
+    *,
+    priority: bool = True,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Noise:
+    """Draws the noise for logits of a shape: Gumbel first, so that it is the same with and without priorities.
+
+    Args:
+        shape: [..., n, k].
+        priority: whether to draw priorities too.
+        generator: where the randomness comes from; None is torch's global stream of the device.
+        dtype: None is torch's default.
+        device: None is the generator's device if there is one, else torch's default.
+
+    Returns:
+        The noise.
+
+    Example:
+        >>> noise = draw_noise([4, 2], generator=torch.Generator().manual_seed(0))
+        >>> noise.gumbel.shape, noise.priority.shape
+        (torch.Size([4, 2]), torch.Size([4]))
+    """
+    gumbel = draw_gumbel(shape, generator=generator, dtype=dtype, device=device)
+    if not priority:
+        return Noise(gumbel)
+    return Noise(gumbel, torch.rand(gumbel.shape[:-1], generator=generator, dtype=dtype, device=gumbel.device))
+
+
+@runtime_checkable
+class Strategy(Protocol):
+    """A way to sample experts, with the weights that go with it. Meet it with any object; no base class is needed."""
+
+    @property
+    def name(self) -> str:
+        """The name on the command line and in results."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """The name in figures."""
+        ...
+
+    @property
+    def balanced(self) -> bool:
+        """Whether no expert ever processes more rows than its capacity."""
+        ...
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the estimate with importance weights is claimed to be unbiased. The audit checks the claim."""
+        ...
+
+    def draw_noise(
+        self,
+        shape: Sequence[int],
+        *,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Noise:
+        """Draws the noise that `draw` needs for logits of this shape [..., n, k]."""
+        ...
+
+    def draw(
+        self,
+        log_p: Float[Tensor, "*batch n k"],
+        noise: Noise,
+        *,
+        temperature: float | int | Float[Tensor, "*#batch"] = 1.0,
+        capacity: int | Sequence[int] | Int[Tensor, "..."] | None = None,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+        sinkhorn_first: bool = False,
+        importance: bool = True,
+    ) -> tuple[Sample, Float[Tensor, "*batch n"]]:
+        """Samples as a pure function of log_p and noise, and returns each row's weight in the estimate."""
+        ...
+
+
+_ATTRIBUTES = {"name": str, "label": str, "balanced": bool, "unbiased": bool}
+_METHODS = {
+    "draw_noise": ("generator", "dtype", "device"),
+    "draw": ("temperature", "capacity", "mask", "sinkhorn_first", "importance"),
+}
+
+
+def check_strategy(strategy: object) -> Strategy:
+    """Requires an object that meets `Strategy`, and returns it.
+
+    Args:
+        strategy: what a user hands in.
+
+    Returns:
+        The same object.
+    """
+    who = f"strategy {getattr(strategy, 'name', type(strategy).__name__)!r}"
+    for attribute, kind in _ATTRIBUTES.items():
+        if not isinstance(getattr(strategy, attribute, None), kind):
+            got = repr(getattr(strategy, attribute)) if hasattr(strategy, attribute) else "none"
+            raise ValueError(
+                f"{who} must have an attribute {attribute} of type {kind.__name__}, got {got}: "
+                "see equipoise.estimators.Strategy for what a strategy needs"
+            )
+    for method, keywords in _METHODS.items():
+        function = getattr(strategy, method, None)
+        if not callable(function):
+            raise ValueError(
+                f"{who} must have a method {method}, got {'none' if function is None else repr(function)}: "
+                "see equipoise.estimators.Strategy for what a strategy needs"
+            )
+        check_known_keywords(f"{method} of {who}", _keywords(function, keywords), keywords)
+    return cast(Strategy, strategy)
+
+
+def _keywords(function: Callable[..., Any], wanted: Sequence[str]) -> Sequence[str]:
+    """Lists the keywords a function takes; all that are wanted if it takes **kwargs."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return wanted
+    return [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def import_strategy(path: str) -> Strategy:
+    """Imports a strategy of a user's own.
+
+    Args:
+        path: "package.module:name".
+
+    Returns:
+        The object of that name, checked.
+    """
+    module_name, colon, attribute = path.partition(":")
+    if not (module_name and colon and attribute):
+        raise ValueError(f"strategy must be the name of a known one or package.module:name, got {path!r}")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"strategy must be in a module that can be imported, got {path!r} ({error}): "
+            "install its package or add its folder to PYTHONPATH"
+        ) from error
+    if not hasattr(module, attribute):
+        raise ValueError(f"strategy must name an object of its module, got {path!r}: {module_name} has no {attribute}")
+    return check_strategy(getattr(module, attribute))

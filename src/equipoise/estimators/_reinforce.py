@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The score-function estimator, for router and experts at once.
+
+Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equipoise._core import check_baseline, check_floating, check_shape
+from equipoise.estimators._weights import importance_weight
+from equipoise.sampling import Sample
+
+
+def reinforce(
+    log_p: Float[Tensor, "*batch n k"],
+    s: Sample,
+    losses: Float[Tensor, "*batch n"],
+    *,
+    baseline: float | int | Float[Tensor, "..."] = 0.0,
+    weight: Float[Tensor, "*batch n"] | None = None,
+) -> Float[Tensor, "*batch"]:
+    r"""Builds the surrogate whose backward is the gradient estimate for the router and the experts.
+
+    .. math::
+        \nabla = \frac{1}{n} \sum_i w_i \left[ (f_i - b) \nabla \log p(z_i | x_i) + \nabla f_i \right],
+        \qquad \text{value} = \frac{1}{n} \sum_i w_i f_i.
+
+    The score-function term is built so that it adds gradient and no value, so the result can be logged as it is.
+    Weights, the baseline, and the loss inside the score-function term are detached. Rows that were dropped or are
+    masked contribute nothing, whatever their losses hold.
+
+    Approximates: the gradient of E[(1/n) sum_i f(x_i, z_i)] under the router.
+    With: the formula above, eq. (2), (3) and (6) of the paper by the sample and its weights.
+    Requires: `losses[i]` depends on no other row's expert; f need not be differentiable in anything.
+    Unbiased when: the weights are (see `importance_weight`) and b for row i does not depend on z_i. Under skip and
+    Gumbel-Matching the other rows' experts depend on z_i, so a baseline that sees the rest of the batch is biased
+    there; statistics of past batches are always fine.
+
+    Args:
+        log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
+        s: the sample.
+        losses: f(x_i, z_i), with or without gradient. For a loss that rows share, expand it.
+        baseline: b: a number, one for each problem [...] or one for each row [..., n].
+        weight: w; None is `importance_weight(log_p, s)`.
+
+    Returns:
+        [...], one number for each problem: sum or average it and call backward.
+
+    Example:
+        >>> import equipoise.sampling as sampling
+        >>> logits = torch.tensor([[0.0, 0.0]], requires_grad=True)
+        >>> log_p = torch.log_softmax(logits, -1)
+        >>> s = sampling.sample_independent(log_p, torch.tensor([[1.0, 0.0]]))
+        >>> loss = reinforce(log_p, s, losses=torch.tensor([3.0]), baseline=1.0)
+        >>> loss.backward()
+        >>> loss, logits.grad
+        (tensor(3., grad_fn=...), tensor([[ 1., -1.]]))
+
+    References:
+        Williams, Simple statistical gradient-following algorithms for connectionist reinforcement learning (1992).
+        Kool, Maddison, Mnih, Unbiased gradient estimation with balanced assignments for mixtures of experts (2021),
+        appendix B.
+    """
+    check_rows(log_p, s, losses, weight)
+    weight = importance_weight(log_p, s) if weight is None else weight.detach()
+    with torch.no_grad():
+        advantage = losses - _per_row(baseline, losses)
+        # A row of weight 0 has no term: its loss may be garbage, and its log p may be -inf.
+        active = s.kept & (weight != 0)
+        score = torch.where(active, weight * advantage, 0.0)
+    log_p_z = torch.where(active, s.at_z(log_p), 0.0)
+    terms = torch.where(active, weight * losses, 0.0) + score * (log_p_z - log_p_z.detach())
+    return mean_over_rows(terms, s)
+
+
+def check_rows(log_p: Tensor, s: Sample, losses: Tensor, weight: Tensor | None) -> None:
+    """Checks that log_p, losses and weights belong to the sample."""
+    check_shape("log_p", log_p, s.log_q.shape, "that of the logits that were sampled")
+    check_shape("losses", losses, s.z.shape, "one loss a row, f(x_i, z_i)")
+    check_floating("losses", losses)
+    if weight is not None:
+        check_shape("weight", weight, s.z.shape, "one weight a row")
+
+
+def _per_row(baseline: float | int | Tensor, losses: Tensor) -> float | Tensor:
+    """Brings the baseline to something that broadcasts over [..., n]."""
+    if not isinstance(baseline, Tensor):
+        return float(baseline)
+    check_baseline(baseline, losses.shape)
+    baseline = baseline.detach()
+    return baseline if baseline.ndim in (0, losses.ndim) else baseline.unsqueeze(-1)
+
+
+def mean_over_rows(terms: Float[Tensor, "*batch n"], s: Sample) -> Float[Tensor, "*batch"]:
+    """Divides the sum over rows by the number of rows that are not masked, dropped ones included."""
+    if s.mask is None:
+        return terms.sum(-1) / max(terms.shape[-1], 1)
+    return terms.sum(-1) / s.mask.sum(-1).clamp_min(1)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that correct for how the experts were sampled.
+
+A weight is the product of two corrections. The ratio p/q says that expert z_i was drawn from the proposal, not from the
+router. The other says that some of the rows that drew an expert were dropped.
+
+Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equipoise._core import check_shape, check_stochastic, checked_log_ratio
+from equipoise.sampling import Sample
+
+
+def importance_weight(log_p: Float[Tensor, "*batch n k"], s: Sample) -> Float[Tensor, "*batch n"]:
+    r"""Computes the weight that makes a sum over sampled rows unbiased for the router.
+
+    .. math::
+        w_i = \frac{p(z_i | x_i)}{q(z_i)} \cdot \delta_i \cdot \frac{n_{z_i}}{\min\{n_{z_i}, c_{z_i}\}}.
+
+    Approximates: the gradient of E[(1/n) sum_i f(x_i, z_i)] under the router, when used by `reinforce`.
+    With: w_i times each row's term, eq. (2), (3) and (6) of the paper.
+    Requires: q > 0 wherever p > 0; a sample drawn at temperature > 0.
+    Unbiased when: `log_q` is the probability that was really used, marginally or given the other rows' noise.
+
+    Args:
+        log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1.
+        s: the sample.
+
+    Returns:
+        The weights, detached; 0 for rows that were dropped or are masked.
+
+    Example:
+        >>> import equipoise.sampling as sampling
+        >>> logits = torch.tensor([[0.0, 5.0], [5.0, 0.0]])
+        >>> s = sampling.sample_independent(logits, torch.zeros(2, 2))
+        >>> importance_weight(torch.log_softmax(logits, -1), s)
+        tensor([1., 1.])
+    """
+    return probability_ratio(log_p, s) * per_expert(s)
+
+
+@torch.no_grad()
+def probability_ratio(log_p: Float[Tensor, "*batch n k"], s: Sample) -> Float[Tensor, "*batch n"]:
+    """Computes p/q at the sampled experts, detached; 1 for rows that are dropped or masked.
+
+    Args:
+        log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1.
+        s: the sample, drawn at temperature > 0.
+
+    Returns:
+        [..., n], at least float32.
+    """
+    check_shape("log_p", log_p, s.log_q.shape, "that of the logits that were sampled")
+    if isinstance(s.deterministic, bool):
+        check_stochastic(s.deterministic)
+    deterministic = None if isinstance(s.deterministic, bool) else s.deterministic
+    log_p_z, log_q_z = s.at_z(log_p.detach()), s.at_z(s.log_q)
+    return checked_log_ratio(log_p_z.to(log_q_z.dtype), log_q_z, deterministic).exp()
+
+
+def per_expert(s: Sample) -> Float[Tensor, "*batch n"]:
+    """Makes up for dropped rows within each expert: kept times n_j / min(n_j, c_j), eq. (3)."""
+    return s.keep_weight * s.kept
+
+
+def over_batch(s: Sample) -> Float[Tensor, "*batch n"]:
+    """Makes up for dropped rows over the whole batch: kept times n / sum(kept), the average over what is left.
+
+    Biased: rows of crowded experts are dropped more often than others, and nothing makes up for that.
+    """
+    left = s.kept.sum(-1, keepdim=True).clamp_min(1).to(s.keep_weight.dtype)
+    n = s.z.shape[-1] if s.mask is None else s.mask.sum(-1, keepdim=True)
+    return s.kept * (n / left)

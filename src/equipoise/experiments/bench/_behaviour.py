@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps beyond a single cold call: batches, warm starts, threads, memory, start-up."""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+import equipoise as eq
+from equipoise.experiments.bench._families import draw_scores
+from equipoise.experiments.bench._ledger import Measurement, Records, Step
+from equipoise.experiments.bench._probes import probe_first_call, probe_import, probe_memory
+from equipoise.experiments.bench._recipe import AssignBench
+from equipoise.experiments.bench._timing import best_of, best_of_each, num_threads
+
+_BATCH, _BATCH_ROWS, _BATCH_EXPERTS = 4096, 100, 2
+_WARM_SIZES = ((4096, 64), (16384, 64), (65536, 64))
+
+
+def behaviour_key(name: str) -> str:
+    """Names the measurement of a behaviour."""
+    return f"behaviour/{name}"
+
+
+def behaviour_steps(bench: AssignBench) -> list[Step]:
+    """One step for each behaviour that the run asks for."""
+    return [
+        Step(
+            key=behaviour_key(name), title=f"behaviour {name}", measure=functools.partial(_run, _MEASURES[name], bench)
+        )
+        for name in bench.behaviours
+    ]
+
+
+def _run(measure: Callable[[AssignBench], Measurement], bench: AssignBench, records: Records) -> Measurement:
+    del records
+    try:
+        return measure(bench)
+    except RuntimeError as error:
+        return Measurement(status="failed", note=str(error))
+
+
+def _small_problems(bench: AssignBench) -> Float[Tensor, "batch n k"]:
+    """The shape of the paper's experiment: thousands of problems with 100 rows and two experts."""
+    flat = draw_scores("gumbel", _BATCH * _BATCH_ROWS, _BATCH_EXPERTS, bench.seed)
+    return flat.reshape(_BATCH, _BATCH_ROWS, _BATCH_EXPERTS)
+
+
+def _batch(bench: AssignBench) -> Measurement:
+    scores = _small_problems(bench)
+    with num_threads(bench.threads):
+        timing = best_of(lambda: eq.assign(scores), bench.repeats, budget=bench.budget)
+    return Measurement(seconds=timing.seconds, repeats=timing.repeats)
+
+
+def _warm_start(bench: AssignBench) -> Measurement:
+    """Two draws of noise on the same logits, as in successive evaluations of one batch: the second, cold and warm."""
+    figures: dict[str, float] = {}
+    for n, k in _WARM_SIZES:
+        logits = draw_scores("logits", n, k, bench.seed)
+        # The family adds logits of its own; only its noise is wanted here.
+        previous, scores = (
+            logits + draw_scores("gumbel", n, k, seed) - draw_scores("logits", n, k, seed)
+            for seed in (bench.seed + 1, bench.seed + 2)
+        )
+        with num_threads(bench.threads):
+            figures |= _cold_and_warm(scores, eq.assign(previous).prices, bench.repeats, f"{n}x{k}")
+    figures["ratio"] = max(figures[f"warm {n}x{k}"] / figures[f"cold {n}x{k}"] for n, k in _WARM_SIZES)
+    return Measurement(repeats=bench.repeats, figures=figures, note="the least favourable of three sizes")
+
+
+def _cold_and_warm(
+    scores: Float[Tensor, "n k"], prices: Float[Tensor, " k"], repeats: int, label: str
+) -> dict[str, float]:
+    calls: dict[str, Callable[[], Any]] = {
+        f"cold {label}": lambda: eq.assign(scores),
+        f"warm {label}": lambda: eq.assign(scores, prices=prices),
+    }
+    return best_of_each(calls, repeats)
+
+
+def _two_threads(bench: AssignBench) -> Measurement:
+    if (os.cpu_count() or 1) < 2:
+        return Measurement(status="skipped", note="this machine has one core")
+    problems = {"65536x64": draw_scores("gumbel", 65536, 64, bench.seed), "batch": _small_problems(bench)}
+    figures: dict[str, float] = {}
+    for label, scores in problems.items():
+        calls: dict[str, Callable[[], Any]] = {
+            f"{threads} {label}": functools.partial(_assign_on, threads, scores) for threads in (1, 2)
+        }
+        figures |= best_of_each(calls, bench.repeats)
+    figures["ratio"] = max(figures[f"2 {label}"] / figures[f"1 {label}"] for label in problems)
+    return Measurement(
+        repeats=bench.repeats, figures=figures, note="the least favourable of a large problem and a batch"
+    )
+
+
+def _assign_on(threads: int, scores: Float[Tensor, "*batch n k"]) -> eq.Assignment:
+    with num_threads(threads):
+        return eq.assign(scores)
+
+
+def _memory(bench: AssignBench) -> Measurement:
+    figures = {name: probe_memory(name, threads=bench.threads) for name in ("float32", "float64")}
+    return Measurement(repeats=1, figures={**figures, "ratio": max(figures.values())})
+
+
+def _first_call(bench: AssignBench) -> Measurement:
+    # The process before these may have compiled the kernels; theirs load them from disk.
+    seconds = [probe_first_call(threads=bench.threads) for _ in range(3)]
+    return Measurement(seconds=min(seconds), repeats=len(seconds))
+
+
+def _import(bench: AssignBench) -> Measurement:
+    seconds = [probe_import(threads=bench.threads) for _ in range(3)]
+    return Measurement(
+        seconds=min(own for _, own in seconds),
+        repeats=len(seconds),
+        figures={"torch": min(base for base, _ in seconds)},
+    )
+
+
+_MEASURES: Mapping[str, Callable[[AssignBench], Measurement]] = {
+    "batch": _batch,
+    "warm-start": _warm_start,
+    "threads": _two_threads,
+    "memory": _memory,
+    "first-call": _first_call,
+    "import": _import,
+}

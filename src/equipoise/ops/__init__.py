@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor primitives that know nothing of experts: Gumbel noise, ranks within groups, softmax, shortest paths."""
+
+from equipoise.ops._groups import count_groups as count_groups
+from equipoise.ops._groups import rank_within_groups as rank_within_groups
+from equipoise.ops._gumbel import draw_gumbel as draw_gumbel
+from equipoise.ops._log_softmax import log_softmax as log_softmax
+from equipoise.ops._shortest_paths import ShortestPaths as ShortestPaths
+from equipoise.ops._shortest_paths import advance as advance
+from equipoise.ops._shortest_paths import floyd_warshall as floyd_warshall
+from equipoise.ops._shortest_paths import visited as visited

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling experts for rows: pure functions of logits and noise."""
+
+from equipoise.sampling._gumbel_matching import Marginals as Marginals
+from equipoise.sampling._gumbel_matching import sample_gumbel_matching as sample_gumbel_matching
+from equipoise.sampling._independent import sample_independent as sample_independent
+from equipoise.sampling._sample import Sample as Sample
+from equipoise.sampling._skip import sample_skip as sample_skip

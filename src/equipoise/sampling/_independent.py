@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Independent sampling: no capacity."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from equipoise.sampling._proposal import draw_each_row, keep_all, propose
+from equipoise.sampling._sample import Sample
+
+
+@torch.no_grad()
+def sample_independent(
+    logits: Float[Tensor, "*batch n k"],
+    gumbel: Float[Tensor, "*batch n k"],
+    *,
+    temperature: float | int | Float[Tensor, "*#batch"] = 1.0,
+    mask: Bool[Tensor, "*batch n"] | None = None,
+    sinkhorn_first: bool = False,
+) -> Sample:
+    r"""Draws an expert for each row on its own.
+
+    .. math::
+        z_i = \arg\max_j \left( a_{ij} / \tau + g_{ij} \right) \sim q(z_i = j) = \text{softmax}_j(a_{ij} / \tau).
+
+    A pure function of logits and noise. No expert has a limit, so the counts are whatever they turn out to be.
+
+    Args:
+        logits: unnormalised log-probabilities a; -inf forbids a pair. The proposal may be any: the router's logits, or
+            others.
+        gumbel: standard Gumbel noise, from `draw_gumbel`.
+        temperature: tau >= 0, one number or one for each problem. 0 takes the largest logit, without noise.
+        mask: False for rows that take no expert (padding).
+        sinkhorn_first: draw from sinkhorn(a / tau), whose columns sum to n / k, in place of softmax(a / tau).
+
+    Returns:
+        The sample; `log_q` is exact.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 5.0], [5.0, 0.0]])
+        >>> sample_independent(logits, torch.zeros(2, 2)).z
+        tensor([1, 0])
+
+    References:
+        Kool, Maddison, Mnih, Unbiased gradient estimation with balanced assignments for mixtures of experts (2021),
+        section 2.
+    """
+    proposal = propose(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
+    z, log_q = draw_each_row(proposal, gumbel)
+    kept, keep_weight = keep_all(mask, z, log_q.dtype)
+    return Sample(z, log_q, kept, keep_weight, mask, deterministic=proposal.deterministic)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `import equipoise` costs: nothing that a training loop does not need."""
+
+import json
+from collections.abc import Callable
+
+HEAVY = ("matplotlib", "typer", "ot", "ortools", "scipy", "numba", "hypothesis", "beartype", "jinja2")
+
+SCRIPT = """
+import json, sys
+import torch
+before = set(sys.modules)
+import equipoise
+print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - before})))
+"""
+
+BLOCKED = """
+import sys
+for name in sys.argv[1:]:
+    sys.modules[name] = None  # importing it now raises ImportError
+import torch
+import equipoise as eq
+assert eq.assign(torch.tensor([[1.0, 0.0], [2.0, 0.0]])).z.tolist() == [1, 0]
+"""
+
+
+def test_import_loads_nothing_heavy(fresh_python: Callable[..., str]) -> None:
+    assert set(json.loads(fresh_python(SCRIPT))) & set(HEAVY) == set()
+
+
+def test_assign_works_without_extras(fresh_python: Callable[..., str]) -> None:
+    fresh_python(BLOCKED, "ot", "ortools", "scipy", "transformers", "hypothesis", "pytest")

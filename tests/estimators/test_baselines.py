@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Baselines."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.estimators import EMABaseline, ema_update, leave_one_out_baseline
+from equipoise.sampling import Sample, sample_independent, sample_skip
+
+
+def kept_only(kept: list) -> Sample:
+    """A sample of one expert that kept these rows."""
+    flags = torch.tensor(kept)
+    z = torch.zeros_like(flags, dtype=torch.int64)
+    return Sample(z, torch.zeros(*z.shape, 1), flags, torch.ones_like(z, dtype=torch.float32))
+
+
+def test_starts_at_zero_and_is_read_before_it_is_updated() -> None:
+    ema, s = EMABaseline(decay=0.9), kept_only([True, True])
+    read = []
+    for losses in ([1.0, 3.0], [4.0, 4.0]):
+        read.append(float(ema.value))
+        ema.update(torch.tensor(losses), s)
+    assert read == pytest.approx([0.0, 0.1 * 2])
+    assert float(ema.value) == pytest.approx(0.9 * 0.2 + 0.1 * 4)
+
+
+def test_average_is_over_kept_rows_without_weights() -> None:
+    ema = EMABaseline(decay=0.0)
+    ema.update(torch.tensor([1.0, torch.nan, 5.0]), kept_only([True, False, True]))
+    assert float(ema.value) == 3.0
+
+
+def test_one_number_for_each_problem() -> None:
+    ema = EMABaseline(decay=0.5, shape=[2])
+    ema.update(torch.tensor([[1.0, 3.0], [10.0, 30.0]]), kept_only([[True, True], [True, False]]))
+    assert ema.value.tolist() == [1.0, 5.0]
+
+
+def test_one_number_for_all_problems_counts_rows_not_problems() -> None:
+    ema = EMABaseline(decay=0.0)
+    ema.update(torch.tensor([[1.0, 3.0], [8.0, 30.0]]), kept_only([[True, True], [True, False]]))
+    assert float(ema.value) == 4.0
+
+
+def test_without_kept_rows_the_value_stays() -> None:
+    ema = EMABaseline(decay=0.5, shape=[2])
+    ema.update(torch.tensor([[2.0], [2.0]]), kept_only([[True], [False]]))
+    assert ema.value.tolist() == [1.0, 0.0]
+    assert EMABaseline().value.tolist() == 0.0
+
+
+def test_a_loss_that_is_nan_is_not_hidden() -> None:
+    ema = EMABaseline()
+    ema.update(torch.tensor([torch.nan]), kept_only([True]))
+    assert bool(ema.value.isnan())
+
+
+def test_state_round_trip() -> None:
+    ema, s = EMABaseline(shape=[2]), kept_only([[True], [True]])
+    ema.update(torch.tensor([[1.0], [2.0]]), s)
+    state = ema.state_dict()
+    resumed = EMABaseline(shape=[2])
+    resumed.load_state_dict(state)
+    for baseline in (ema, resumed):
+        baseline.update(torch.tensor([[5.0], [6.0]]), s)
+    assert torch.equal(ema.value, resumed.value)
+    assert not torch.equal(state["value"], ema.value)
+
+
+def test_value_carries_no_gradient_and_is_at_least_float32() -> None:
+    ema = EMABaseline()
+    ema.update(torch.ones(1, dtype=torch.bfloat16, requires_grad=True), kept_only([True]))
+    assert ema.value.dtype == torch.float32
+    assert not ema.value.requires_grad
+
+
+def test_functional_form_leaves_its_input_alone() -> None:
+    value = torch.zeros(())
+    ema_update(value, torch.ones(1), kept_only([True]), 0.9)
+    assert float(value) == 0.0
+
+
+def test_leave_one_out(generator: torch.Generator) -> None:
+    logits = torch.randn(2, 6, 2, generator=generator)
+    s = sample_skip(logits, torch.zeros(2, 6, 2), torch.rand(2, 6, generator=generator), capacity=2)
+    losses = torch.rand(2, 6, generator=generator)
+    baseline = leave_one_out_baseline(losses.masked_fill(~s.kept, torch.nan), s)
+    for b in range(2):
+        for i in range(6):
+            others = [float(losses[b, r]) for r in range(6) if s.kept[b, r] and r != i]
+            assert float(baseline[b, i]) == pytest.approx(sum(others) / len(others), rel=1e-5)
+
+
+def test_leave_one_out_of_a_single_row_is_zero() -> None:
+    s = sample_independent(torch.zeros(1, 2), torch.zeros(1, 2))
+    assert leave_one_out_baseline(torch.tensor([3.0]), s).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5, float("nan")])
+def test_decay_must_be_a_fraction(decay: float) -> None:
+    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\), got"):
+        EMABaseline(decay)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_shapes_must_agree() -> None:
+    s: Sample = kept_only([[True], [True]])
+    with pytest.raises(ValueError, match=r"value must have shape \[2\] \(one number for each problem\), got \[3\]"):
+        EMABaseline(shape=[3]).update(torch.zeros(2, 1), s)
+    with pytest.raises(ValueError, match=r"losses must have shape \[2, 1\]"):
+        EMABaseline().update(torch.zeros(2), s)
+    with pytest.raises(ValueError, match=r"losses must have shape \[2, 1\]"):
+        leave_one_out_baseline(torch.zeros(2), s)
+    state: dict[str, Tensor] = {"value": torch.zeros(4)}
+    with pytest.raises(ValueError, match=r"state\['value'\] must have shape \[3\]"):
+        EMABaseline(shape=[3]).load_state_dict(state)
