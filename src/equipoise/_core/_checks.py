@@ -50,7 +50,11 @@ def check_mask(mask: Tensor | None, shape: Sequence[int]) -> None:
 
 
 def check_capacity(
-    capacity: int | Sequence[int] | Tensor | None, batch: Sequence[int], n: int, k: int, mask: Tensor | None,
+    capacity: int | Sequence[int] | Tensor | None,
+    batch: Sequence[int],
+    n: int,
+    k: int,
+    mask: Tensor | None,
     device: torch.device,
 ) -> Tensor:
     """Turns any legal `capacity` into int64 [..., k].
@@ -62,7 +66,7 @@ def check_capacity(
         if mask is None:
             return torch.full(shape, -(-n // k), dtype=torch.int64, device=device)
         return ((mask.sum(-1, keepdim=True) + k - 1) // k).expand(shape).contiguous()
-    if isinstance(capacity, bool) or isinstance(capacity, float):
+    if isinstance(capacity, bool | float):
         raise ValueError(f"capacity must be an integer, got {capacity!r}: round it, for example math.ceil(capacity)")
     if isinstance(capacity, int):
         if capacity < 0:

@@ -99,9 +99,7 @@ def assign(
     )
     if mask is None:
         mask = torch.ones(z.shape, dtype=torch.bool, device=z.device)
-    return Assignment(
-        z=z, counts=counts, capacity=full_capacity, mask=mask, value=value, prices=final_prices, gap=gap
-    )
+    return Assignment(z=z, counts=counts, capacity=full_capacity, mask=mask, value=value, prices=final_prices, gap=gap)
 
 
 @torch.library.custom_op("equipoise::assign", mutates_args=())

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a problem has no solution, in words."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-Matrix = NDArray[np.float32] | NDArray[np.float64]
+Matrix = NDArray[np.floating[Any]]
 
 
 def illegal_scores(scores: Matrix, capacity: NDArray[np.int64], row: int, problem: int) -> ValueError:
@@ -25,7 +27,12 @@ def illegal_scores(scores: Matrix, capacity: NDArray[np.int64], row: int, proble
 
 
 def no_room(
-    scores: Matrix, mask: NDArray[np.bool_], capacity: NDArray[np.int64], z: NDArray[np.int32], expert: int, problem: int
+    scores: Matrix,
+    mask: NDArray[np.bool_],
+    capacity: NDArray[np.int64],
+    z: NDArray[np.int32],
+    expert: int,
+    problem: int,
 ) -> ValueError:
     """The error for rows that -inf confines to experts that cannot hold them all.
 

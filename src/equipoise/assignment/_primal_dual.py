@@ -16,6 +16,7 @@ derivation. Legend: b problems, n rows, k experts.
 
 import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from equipoise.assignment._infeasible import illegal_scores, no_room
 from equipoise.assignment._kernels import _choices, _pricing, _solve
 from equipoise.assignment._threads import cut, run_blocks
 
-Matrix = NDArray[np.float32] | NDArray[np.float64]
+Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
 
@@ -201,9 +202,7 @@ class _Problem:
                 return value, regret
             if len(wrong) > len(self.z) // 32:
                 return None
-            choices = _solve.reinstate(
-                self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z
-            )
+            choices = _solve.reinstate(self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z)
         return None
 
     def _price(self) -> tuple[float, float, Ints]:

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# Compiled code knows no difference between a NumPy scalar and a Python number.
+# pyright: reportArgumentType=false, reportReturnType=false
 """One pass over the scores: the rows that still have a choice, and the few experts they could end at.
 
 At prices near the optimal ones a row can only end at an expert whose offer `s_ij - price_j` is within some radius of
@@ -9,7 +11,7 @@ closely. Whether the radius was large enough is not assumed but found out at the
 Legend: n rows, k experts, m rows with a choice, w candidates of a row. An expert whose price is +inf is closed.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,7 @@ from equipoise.assignment._kernels._jit import jit, jit_vector
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-Scores = NDArray[np.float32] | NDArray[np.float64]
+Scores = NDArray[np.floating[Any]]
 
 
 class Choices(NamedTuple):
@@ -123,7 +125,15 @@ def first_at_least(offers: Scores, floor: float) -> int:
 
 @jit
 def keep_nearest(
-    row: Scores, offers: Scores, best: float, radii: Scores, count: int, turn: int, found: Ints, choices: Choices, m: int
+    row: Scores,
+    offers: Scores,
+    best: float,
+    radii: Scores,
+    count: int,
+    turn: int,
+    found: Ints,
+    choices: Choices,
+    m: int,
 ) -> None:
     """Writes as row m's candidates the experts within a radius of the best offer, at most as many as fit.
 
@@ -167,8 +177,17 @@ def turn_to_front(found: Ints, within: int, turn: int, best: int) -> None:
 
 @jit
 def collect(
-    scores: Scores, mask: Flags, prices: Floats, radius: float, start: int, stop: int, stride: int,
-    choices: Choices, offset: int, settled: Floats, z: Ints,
+    scores: Scores,
+    mask: Flags,
+    prices: Floats,
+    radius: float,
+    start: int,
+    stop: int,
+    stride: int,
+    choices: Choices,
+    offset: int,
+    settled: Floats,
+    z: Ints,
 ) -> tuple[int, int]:
     """Collects the choices of every `stride`-th row from `start` to `stop`, written from `offset` on.
 

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# Compiled code knows no difference between a NumPy scalar and a Python number.
+# pyright: reportArgumentType=false, reportReturnType=false
 """Successive shortest paths on the graph of k experts: from any prices to an optimal assignment.
 
 Rows sit at the expert that offers them most, `max_j s_ij - price_j`. Such an assignment is optimal for the loads it
@@ -312,10 +314,10 @@ def seat_rows(
         expert = -1
         for w in range(choices.width[a]):
             j = expert_at(choices, a, w)
-            if np.float64(choices.vals[a, w]) - prices[j] >= best - slop:
-                if expert < 0 or _roomier(flow, capacity, j, expert):
-                    expert = j
-                    flow.at[a] = w
+            tied = np.float64(choices.vals[a, w]) - prices[j] >= best - slop
+            if tied and (expert < 0 or _roomier(flow, capacity, j, expert)):
+                expert = j
+                flow.at[a] = w
         if expert >= 0:
             flow.load[expert] += 1
             link(flow, a, expert)

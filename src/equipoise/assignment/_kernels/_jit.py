@@ -29,7 +29,7 @@ def jit_vector(function: F) -> F:
 
 
 def _compile(function: F, **options: Any) -> F:
-    # Unwrapped, because a run-time type checker (the tests use one) wraps what it checks, and Numba compiles no wrapper.
+    # Unwrapped, because a run-time type checker (the tests use one) wraps what it checks; Numba compiles no wrapper.
     compiled = numba.njit(nogil=True, error_model="numpy", **options)(inspect.unwrap(function))
     # Without a folder to write to, neither beside the source nor in the user's cache, every process compiles anew.
     with contextlib.suppress(RuntimeError):

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# Compiled code knows no difference between a NumPy scalar and a Python number.
+# pyright: reportArgumentType=false, reportReturnType=false
 """The certificate: every entry of the matrix against the prices, in float64."""
 
 import numpy as np

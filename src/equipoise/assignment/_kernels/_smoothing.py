@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# Compiled code knows no difference between a NumPy scalar and a Python number.
+# pyright: reportArgumentType=false, reportReturnType=false
 """Prices by smoothing: Newton steps on the dual, with the maximum replaced by a soft one.
 
 The dual of the assignment problem has one variable for each expert,
@@ -7,8 +9,8 @@ The dual of the assignment problem has one variable for each expert,
 
 It is convex but has kinks. With `mu logsumexp(. / mu)` for the maximum it is smooth: its gradient is capacity - demand,
 where demand_j = sum_i P_ij and P_i = softmax((s_i - price) / mu), and its Hessian is (1/mu) sum_i diag(P_i) - P_i P_i'.
-As mu falls, the minimiser tends to optimal prices. Where mu is too large for a pair of experts that few rows tell apart,
-the soft maximum shares those rows between them, which is harmless; a step from hard counts would throw them to and fro.
+As mu falls, the minimiser tends to optimal prices. Where mu is too large for two experts that few rows tell apart, the
+soft maximum shares those rows between them, which is harmless; a step from hard counts would throw them to and fro.
 
 Prices found here are only a start: they decide how long the exact part takes, never what it finds. So the exponential
 may be replaced by (1 + x/16)^16, which is a few multiplications, and sums may be rounded.

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# Compiled code knows no difference between a NumPy scalar and a Python number.
+# pyright: reportArgumentType=false, reportReturnType=false
 """The primal-dual solver, part by part: prices from few rows, prices from all rows, exact flow."""
 
 import numpy as np
@@ -67,9 +69,7 @@ def crowd_radius(scores: Scores, mask: Flags, prices: Floats) -> float:
 
 
 @jit
-def coarse_prices(
-    scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats, z: Ints
-) -> float:
+def coarse_prices(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats, z: Ints) -> float:
     """Prices from samples of the rows, each larger than the one before, all smaller than the whole.
 
     Returns:
@@ -86,23 +86,18 @@ def coarse_prices(
         choices = room_for_choices(scores, n // stride + 1)
         goal = 0.25 * np.sqrt(k * (n / stride))  # counts of a sample are not known better than this
         radius = sampling_radius(scores, mask, prices, stride)
-        for _ in range(2):
-            before = prices.copy()
-            settled = np.zeros(k)
-            m, _ = collect(scores, mask, prices, radius, 0, n, stride, choices, 0, settled, z)
-            _, excess = refine(first(choices, m), settled, target, slack, stride, radius, goal, prices, z)
-            if excess != DRIFTED:
-                break
-        if excess < 0:
+        before = prices.copy()
+        settled = np.zeros(k)
+        m, _ = collect(scores, mask, prices, radius, 0, n, stride, choices, 0, settled, z)
+        _, excess = refine(first(choices, m), settled, target, slack, stride, radius, goal, prices, z)
+        if excess == LOST:
             prices[:] = before
         stride //= LEVEL_RATIO
     return spread
 
 
 @jit
-def descend(
-    scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats, mu: float
-) -> None:
+def descend(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats, mu: float) -> None:
     """Newton steps on every `stride`-th row with less and less smoothing, all experts of a row taking part.
 
     Ends with the prices under which the rows halfway between those come nearest to balance: less smoothing fits the
@@ -161,14 +156,21 @@ def imbalance(demand: Floats, target: Floats, prices: Floats, slack: bool) -> fl
 
 @jit
 def refine(
-    choices: Choices, settled: Floats, target: Floats, slack: bool, stride: int, radius: float, goal: float,
-    prices: Floats, z: Ints,
+    choices: Choices,
+    settled: Floats,
+    target: Floats,
+    slack: bool,
+    stride: int,
+    radius: float,
+    goal: float,
+    prices: Floats,
+    z: Ints,
 ) -> tuple[Choices, float]:
     """Newton steps on every `stride`-th row with less and less smoothing, until counts are within `goal` of balance.
 
-    The smoothing is reduced only when demand meets the target at the present one: prices that lag behind could not catch
-    up with shorter steps. Rows that it no longer reaches are settled on the way, so each stage costs less than the one
-    before. It ends, too, when candidates of a smaller radius would serve better.
+    The smoothing is reduced only when demand meets the target at the present one: prices that lag behind could not
+    catch up with shorter steps. Rows that it no longer reaches are settled on the way, so each stage costs less than the
+    one before.
 
     Returns:
         The rows that still have a choice, and how many rows would have to move, or LOST or DRIFTED.
@@ -208,13 +210,10 @@ def refine(
 
 
 @jit
-def exact_flow(
-    choices: Choices, settled: Floats, capacity: Counts, prices: Floats, z: Ints, slop: float
-) -> int:
+def exact_flow(choices: Choices, settled: Floats, capacity: Counts, prices: Floats, z: Ints, slop: float) -> int:
     """Every row to its best offer, then chains of moves until no expert is overfull.
 
-    Args:
-        slop: offers this close to the best count as tied with it, if prices can be mended so that they are.
+    Offers within `slop` of the best count as tied with it, if prices can be mended so that they are.
 
     Returns:
         -1 if all is well; else an expert that stays overfull because its rows can go nowhere else.
@@ -258,8 +257,16 @@ def reinstate(
 
 @jit
 def solve_direct(
-    scores: Scores, mask: Flags, capacity: Counts, start: int, stop: int, prices: Floats, z: Ints, value: Floats,
-    gap: Floats, status: Ints,
+    scores: Scores,
+    mask: Flags,
+    capacity: Counts,
+    start: int,
+    stop: int,
+    prices: Floats,
+    z: Ints,
+    value: Floats,
+    gap: Floats,
+    status: Ints,
 ) -> None:
     """Solves problems `start` to `stop` of a batch without detours, every expert a candidate of every row.
 

@@ -140,9 +140,7 @@ def _gradients(
     return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
 
 
-def _tails(
-    problem: Problem, s: Sample, ratio: Float[Tensor, "draws n k"], baseline: Float[Tensor, "draws n"]
-) -> Tails:
+def _tails(problem: Problem, s: Sample, ratio: Float[Tensor, "draws n k"], baseline: Float[Tensor, "draws n"]) -> Tails:
     """Second moment and reach of each component, over what row i could have drawn given the other rows.
 
     With probability q_ij' row i draws j', and adds p/q (f - b) (1[j = j'] - p_ij) / n to component ij of the router's

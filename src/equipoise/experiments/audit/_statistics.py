@@ -186,9 +186,7 @@ def judge(evidence: Evidence, groups: int = 1, *, claimed: bool = True, rate: fl
     )
 
 
-def relative_norm(
-    vector: Float[Tensor, " m"], evidence: Evidence, groups: int = 1
-) -> Float[Tensor, " groups"]:
+def relative_norm(vector: Float[Tensor, " m"], evidence: Evidence, groups: int = 1) -> Float[Tensor, " groups"]:
     """The norm of each part of a vector, in units of the norm of the same part of the exact mean."""
     return vector.view(groups, -1).norm(dim=1) / evidence.exact.view(groups, -1).norm(dim=1)
 
