@@ -68,7 +68,7 @@ def test_default_capacity_counts_rows_that_are_not_masked(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8])
 def test_capacity_in_every_form(method: str, dtype: torch.dtype, generator: torch.Generator) -> None:
     scores = torch.randn(2, 3, 12, 4, generator=generator)
     forms = [4, torch.tensor(4, dtype=dtype), [4] * 4, (4,) * 4, torch.full([4], 4, dtype=dtype)]
@@ -77,6 +77,12 @@ def test_capacity_in_every_form(method: str, dtype: torch.dtype, generator: torc
     for a in results:
         assert torch.equal(a.capacity, torch.full([2, 3, 4], 4))
         check_equal(a, results[0])
+
+
+@pytest.mark.usefixtures("unchecked")  # jaxtyping's Int is signed
+def test_capacity_without_a_sign(generator: torch.Generator) -> None:
+    scores = torch.randn(600, 4, generator=generator)
+    check_equal(eq.assign(scores, torch.full([4], 200, dtype=torch.uint8)), eq.assign(scores, 200))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 40, 4), (2, 2, 900, 12)], ids=str)

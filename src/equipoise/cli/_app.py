@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from equipoise import __version__
+from equipoise.cli._audit import audit
 from equipoise.cli._bench_assign import assign as bench_assign
 from equipoise.cli._bench_sinkhorn import sinkhorn as bench_sinkhorn
 
@@ -80,5 +81,6 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+app.command("audit")(audit)
 bench.command("assign")(bench_assign)
 bench.command("sinkhorn")(bench_sinkhorn)

@@ -73,16 +73,6 @@ def first(choices: Choices, m: int) -> Choices:
     return Choices(choices.rows[:m], choices.cols[:m], choices.vals[:m], choices.width[:m], False)
 
 
-@jit
-def copy_row(choices: Choices, origin: int, goal: int) -> None:
-    """Copies what is known of one row to another place."""
-    choices.rows[goal] = choices.rows[origin]
-    choices.width[goal] = choices.width[origin]
-    for w in range(choices.width[origin]):
-        choices.cols[goal, w] = choices.cols[origin, w]
-        choices.vals[goal, w] = choices.vals[origin, w]
-
-
 @jit_vector
 def offers_and_best(row: Scores, prices: Scores, offers: Scores) -> float:
     """Writes `row - prices` and returns its maximum."""
@@ -132,16 +122,16 @@ def keep_nearest(
     count: int,
     turn: int,
     found: Ints,
-    choices: Choices,
-    m: int,
-) -> None:
-    """Writes as row m's candidates the experts within a radius of the best offer, at most as many as fit.
+    cols: Ints,
+    vals: Scores,
+) -> int:
+    """Writes a row's candidates: the experts within a radius of its best offer, at most as many as fit.
 
     Where more than fit are within `radii[0]`, the next smaller radius is tried. Where they are tied, so that this does
     not help, those kept start at a different one for every row (`turn`): tied rows must not all be confined to the same
     few experts. `found` is scratch space for k + 1 indices.
     """
-    room = choices.cols.shape[1]
+    room = cols.shape[0]
     floor = best - radii[0]
     shrink = 1
     while count > room and shrink < radii.shape[0]:
@@ -156,9 +146,9 @@ def keep_nearest(
         turn_to_front(found, within, turn, first_at_least(offers, best))
     width = min(within, room)
     for w in range(width):
-        choices.cols[m, w] = found[w]
-        choices.vals[m, w] = row[found[w]]
-    choices.width[m] = width
+        cols[w] = found[w]
+        vals[w] = row[found[w]]
+    return width
 
 
 @jit
@@ -202,6 +192,7 @@ def collect(
     # Everything in the scores' own precision: of float32, twice as many entries fit in a vector instruction.
     near_prices = prices.astype(scores.dtype)
     radii = (radius * 0.5 ** np.arange(7)).astype(scores.dtype)
+    rows, cols, vals, width = choices.rows, choices.cols, choices.vals, choices.width
     m = offset
     for i in range(start, stop, stride):
         if not mask[i]:
@@ -217,8 +208,8 @@ def collect(
             z[i] = j
             settled[j] += 1
         else:
-            choices.rows[m] = i
-            keep_nearest(row, offers, best, radii, count, i, found, choices, m)
+            rows[m] = i
+            width[m] = keep_nearest(row, offers, best, radii, count, i, found, cols[m], vals[m])
             m += 1
     return m - offset, -1
 
@@ -226,31 +217,37 @@ def collect(
 @jit
 def close_ranks(choices: Choices, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
     """Moves rows that were collected block by block up to each other."""
+    rows, cols, vals, width = choices.rows, choices.cols, choices.vals, choices.width
     m = sizes[0] if sizes.shape[0] > 0 else 0
     for block in range(1, starts.shape[0]):
         for a in range(starts[block], starts[block] + sizes[block]):
-            copy_row(choices, a, m)
+            rows[m], width[m] = rows[a], width[a]
+            for w in range(width[a]):
+                cols[m, w], vals[m, w] = cols[a, w], vals[a, w]
             m += 1
 
 
 @jit
 def narrow(choices: Choices, prices: Floats, reach: float, settled: Floats, z: Ints) -> Choices:
     """Settles the rows whose best offer is more than `reach` ahead of every other; packs the rest in place."""
+    rows, cols, vals, width = choices.rows, choices.cols, choices.vals, choices.width
     kept = 0
-    for a in range(choices.rows.shape[0]):
+    for a in range(rows.shape[0]):
         best, second, expert = -np.inf, -np.inf, -1
-        for w in range(choices.width[a]):
-            j = choices.cols[a, w]
-            offer = choices.vals[a, w] - prices[j]
+        for w in range(width[a]):
+            j = cols[a, w]
+            offer = vals[a, w] - prices[j]
             if offer > best:
                 best, second, expert = offer, best, j
             else:
                 second = max(second, offer)
         if best - second > reach:
             settled[expert] += 1
-            z[choices.rows[a]] = expert
+            z[rows[a]] = expert
         else:
-            copy_row(choices, a, kept)
+            rows[kept], width[kept] = rows[a], width[a]
+            for w in range(width[a]):
+                cols[kept, w], vals[kept, w] = cols[a, w], vals[a, w]
             kept += 1
     return first(choices, kept)
 
@@ -258,13 +255,13 @@ def narrow(choices: Choices, prices: Floats, reach: float, settled: Floats, z: I
 @jit
 def best_counts(choices: Choices, prices: Floats, settled: Floats) -> Floats:
     """Rows at each expert if every row took its best offer."""
+    cols, vals, width = choices.cols, choices.vals, choices.width
     counts = settled.copy()
-    for a in range(choices.rows.shape[0]):
+    for a in range(width.shape[0]):
         best, expert = -np.inf, -1
-        for w in range(choices.width[a]):
-            j = choices.cols[a, w]
-            offer = choices.vals[a, w] - prices[j]
+        for w in range(width[a]):
+            offer = vals[a, w] - prices[cols[a, w]]
             if offer > best:
-                best, expert = offer, j
+                best, expert = offer, cols[a, w]
         counts[expert] += 1
     return counts

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.assignment._kernels._choices import Choices
-from equipoise.assignment._kernels._jit import jit
+from equipoise.assignment._kernels._jit import jit, jit_inline
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -84,13 +84,13 @@ def new_flow(m: int, k: int) -> Flow:
     )
 
 
-@jit
+@jit_inline
 def expert_at(choices: Choices, a: int, position: int) -> int:
     """The expert that is row a's candidate number `position`."""
     return position if choices.dense else choices.cols[a, position]
 
 
-@jit
+@jit_inline
 def position_of(choices: Choices, a: int, j: int) -> int:
     """Where expert j stands among row a's candidates; -1 if it is not one of them."""
     if choices.dense:
@@ -101,7 +101,7 @@ def position_of(choices: Choices, a: int, j: int) -> int:
     return -1
 
 
-@jit
+@jit_inline
 def link(flow: Flow, a: int, j: int) -> None:
     """Puts row a at the front of expert j's list."""
     first = flow.head[j]
@@ -112,7 +112,7 @@ def link(flow: Flow, a: int, j: int) -> None:
     flow.head[j] = a
 
 
-@jit
+@jit_inline
 def unlink(flow: Flow, a: int, j: int) -> None:
     """Takes row a out of expert j's list."""
     after, before = flow.after[a], flow.before[a]
@@ -125,29 +125,34 @@ def unlink(flow: Flow, a: int, j: int) -> None:
 
 
 @jit
-def offer_moves(flow: Flow, choices: Choices, a: int, j: int) -> None:
-    """Lets row a, which is at expert j, lower the costs of moves away from j."""
-    own = np.float64(choices.vals[a, flow.at[a]])
-    for w in range(choices.width[a]):
-        t = expert_at(choices, a, w)
-        delta = own - np.float64(choices.vals[a, w])
-        if delta < flow.cost[j, t]:
-            flow.cost[j, t] = delta
-            flow.row[j, t] = a
-            flow.ties[j, t] = 1
-        elif delta == flow.cost[j, t]:
-            flow.ties[j, t] += 1
+def offer_moves(flow: Flow, choices: Choices, a: int, j: int, chain: bool) -> None:
+    """Lets row a, which is at expert j, lower the costs of moves away from j; with `chain`, all rows behind it too."""
+    # Bound to names once: taking an array out of a tuple counts references, which costs more than using it.
+    at, after = flow.at, flow.after
+    cost, row, ties = flow.cost[j], flow.row[j], flow.ties[j]
+    cols, vals, width, dense = choices.cols, choices.vals, choices.width, choices.dense
+    while a >= 0:
+        own = np.float64(vals[a, at[a]])
+        for w in range(width[a]):
+            t = w if dense else cols[a, w]
+            delta = own - np.float64(vals[a, w])
+            if delta < cost[t]:
+                cost[t] = delta
+                row[t] = a
+                ties[t] = 1
+            elif delta == cost[t]:
+                ties[t] += 1
+        a = after[a] if chain else -1
 
 
 @jit
 def refresh(flow: Flow, choices: Choices, j: int) -> None:
     """Computes the costs of all moves away from expert j anew."""
-    flow.cost[j, :] = np.inf
-    flow.ties[j, :] = 0
-    a = flow.head[j]
-    while a >= 0:
-        offer_moves(flow, choices, a, j)
-        a = flow.after[a]
+    cost, ties = flow.cost, flow.ties
+    for t in range(cost.shape[0]):
+        cost[j, t] = np.inf
+        ties[j, t] = 0
+    offer_moves(flow, choices, flow.head[j], j, True)
     flow.stale[j] = False
 
 
@@ -160,7 +165,7 @@ def move_row(flow: Flow, choices: Choices, a: int, j: int) -> None:
     flow.at[a] = position_of(choices, a, j)
     link(flow, a, j)
     if not flow.stale[j]:
-        offer_moves(flow, choices, a, j)
+        offer_moves(flow, choices, a, j, False)
 
 
 class Search(NamedTuple):
@@ -178,42 +183,38 @@ def new_search(k: int) -> Search:
 
 
 @jit
-def _nearest_open(search: Search) -> int:
-    nearest, least = -1, np.inf
-    for t in range(search.distance.shape[0]):
-        if not search.settled[t] and search.distance[t] < least:
-            nearest, least = t, search.distance[t]
-    return nearest
-
-
-@jit
 def shortest_path(
     flow: Flow, search: Search, choices: Choices, capacity: NDArray[np.int64], prices: Floats, source: int
 ) -> int:
     """Dijkstra from an overfull expert to the nearest one with room; -1 if none can be reached."""
     k = prices.shape[0]
-    distance, parent, settled = search
-    distance[:] = np.inf
-    settled[:] = False
+    distance, parent, settled = search.distance, search.parent, search.settled
+    cost, load, vacancies, stale = flow.cost, flow.load, flow.vacancies, flow.stale
+    for t in range(k):
+        distance[t] = np.inf
+        settled[t] = False
     distance[source] = 0.0
     while True:
-        u = _nearest_open(search)
-        if u < 0 or flow.load[u] < capacity[u]:
+        u, least = -1, np.inf
+        for t in range(k):
+            if not settled[t] and distance[t] < least:
+                u, least = t, distance[t]
+        if u < 0 or load[u] < capacity[u]:
             return u
         settled[u] = True
-        if flow.stale[u]:
+        if stale[u]:
             refresh(flow, choices, u)
-        ceiling = 0.0 if flow.vacancies[u] > 0 else np.inf
-        base = distance[u] - prices[u]
+        ceiling = 0.0 if vacancies[u] > 0 else np.inf
+        base = least - prices[u]
         for t in range(k):
-            through = base + min(flow.cost[u, t], ceiling) + prices[t]
+            through = base + min(cost[u, t], ceiling) + prices[t]
             # Rounding may leave a reduced cost of -1e-17; a distance below that of a settled expert would undo it.
             if not settled[t] and through < distance[t]:
-                distance[t] = max(through, distance[u])
+                distance[t] = max(through, least)
                 parent[t] = u
 
 
-@jit
+@jit_inline
 def _uses_vacancy(flow: Flow, u: int, v: int) -> bool:
     return flow.vacancies[u] > 0 and flow.cost[u, v] >= 0.0
 
@@ -304,22 +305,25 @@ def seat_rows(
     flow: Flow, choices: Choices, capacity: NDArray[np.int64], prices: Floats, settled: Floats, slop: float
 ) -> None:
     """Every row to its best offer; among tied offers to the expert with the most room left, then the lowest index."""
+    at, load = flow.at, flow.load
+    cols, vals, width, dense = choices.cols, choices.vals, choices.width, choices.dense
     for j in range(capacity.shape[0]):
-        flow.load[j] = int(settled[j])
+        load[j] = int(settled[j])
     # Backwards, because a list grows at its front: an expert's rows then stand in the order of memory.
     for a in range(choices.rows.shape[0] - 1, -1, -1):
         best = -np.inf
-        for w in range(choices.width[a]):
-            best = max(best, np.float64(choices.vals[a, w]) - prices[expert_at(choices, a, w)])
-        expert = -1
-        for w in range(choices.width[a]):
-            j = expert_at(choices, a, w)
-            tied = np.float64(choices.vals[a, w]) - prices[j] >= best - slop
-            if tied and (expert < 0 or _roomier(flow, capacity, j, expert)):
-                expert = j
-                flow.at[a] = w
+        for w in range(width[a]):
+            best = max(best, np.float64(vals[a, w]) - prices[w if dense else cols[a, w]])
+        expert, most_room = -1, 0
+        for w in range(width[a]):
+            j = w if dense else cols[a, w]
+            room = capacity[j] - load[j]
+            tied = np.float64(vals[a, w]) - prices[j] >= best - slop
+            if tied and (expert < 0 or room > most_room or (room == most_room and j < expert)):
+                expert, most_room = j, room
+                at[a] = w
         if expert >= 0:
-            flow.load[expert] += 1
+            load[expert] += 1
             link(flow, a, expert)
 
 
@@ -348,9 +352,3 @@ def mend_prices(flow: Flow, choices: Choices, prices: Floats) -> bool:
             prices[:] = mended
             return True
     return False
-
-
-@jit
-def _roomier(flow: Flow, capacity: NDArray[np.int64], j: int, other: int) -> bool:
-    room, other_room = capacity[j] - flow.load[j], capacity[other] - flow.load[other]
-    return room > other_room or (room == other_room and j < other)

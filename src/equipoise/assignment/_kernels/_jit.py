@@ -23,6 +23,11 @@ def jit(function: F) -> F:
     return _compile(function, fastmath=False)
 
 
+def jit_inline(function: F) -> F:
+    """Compiles a function of a few lines into its callers: passing its arguments would cost more than its work."""
+    return _compile(function, fastmath=False, inline="always")
+
+
 def jit_vector(function: F) -> F:
     """Compiles loops that look for maxima, where order cannot matter, or form sums that need not be exact."""
     return _compile(function, fastmath=_FASTMATH)

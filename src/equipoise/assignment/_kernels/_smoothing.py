@@ -143,14 +143,14 @@ def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, cur
     Returns:
         The rows' part of the smoothed dual.
     """
-    dual = 0.0
-    p = np.empty(choices.cols.shape[1])
-    inverse = 1 / mu
-    for a in range(choices.rows.shape[0]):
-        width = choices.width[a]
+    cols, vals, widths = choices.cols, choices.vals, choices.width
+    dual, inverse = 0.0, 1 / mu
+    p = np.empty(cols.shape[1])
+    for a in range(widths.shape[0]):
+        width = widths[a]
         best = -np.inf
         for w in range(width):
-            p[w] = choices.vals[a, w] - prices[choices.cols[a, w]]
+            p[w] = vals[a, w] - prices[cols[a, w]]
             best = max(best, p[w])
         total = 0.0
         for w in range(width):
@@ -160,11 +160,11 @@ def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, cur
         scale = 1 / total
         for w in range(width):
             p[w] *= scale
-            j = choices.cols[a, w]
+            j = cols[a, w]
             demand[j] += p[w]
             if p[w] > 1e-4:
                 for v in range(w):
-                    curvature[j, choices.cols[a, v]] += p[w] * p[v]
+                    curvature[j, cols[a, v]] += p[w] * p[v]
     return dual
 
 

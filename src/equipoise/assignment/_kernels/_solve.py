@@ -169,8 +169,8 @@ def refine(
     """Newton steps on every `stride`-th row with less and less smoothing, until counts are within `goal` of balance.
 
     The smoothing is reduced only when demand meets the target at the present one: prices that lag behind could not
-    catch up with shorter steps. Rows that it no longer reaches are settled on the way, so each stage costs less than the
-    one before.
+    catch up with shorter steps. Rows that it no longer reaches are settled on the way, so that each stage costs less
+    than the one before.
 
     Returns:
         The rows that still have a choice, and how many rows would have to move, or LOST or DRIFTED.

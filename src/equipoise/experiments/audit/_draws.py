@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise._core import check_shape
-from equipoise.estimators import Strategy, leave_one_out_baseline, reinforce
+from equipoise.estimators import Strategy, get_strategy, leave_one_out_baseline, reinforce
 from equipoise.experiments.audit._recipe import Audit, Problem
 from equipoise.experiments.audit._statistics import Collector, Evidence, Tails
 from equipoise.sampling import Sample
@@ -98,13 +98,35 @@ def measure(
     )
 
 
+def prepare(audit: Audit, problem: Problem) -> list[Strategy]:
+    """Finds the strategies and draws from each once, so that what one refuses is said before the work begins.
+
+    Args:
+        audit: the run.
+        problem: its problem.
+
+    Returns:
+        The strategies, each once, with their code compiled.
+    """
+    strategies = [get_strategy(name) for name in dict.fromkeys(audit.strategies)]
+    for strategy in strategies:
+        try:
+            draw_batch(strategy, audit, problem, 2, torch.Generator().manual_seed(0))
+        except TypeError as error:
+            raise ValueError(
+                f"strategy {strategy.name!r} must draw as equipoise.estimators.Strategy says, got {error}: "
+                "give an instance whose methods have the protocol's signatures"
+            ) from error
+    return strategies
+
+
 def draw_batch(
     strategy: Strategy, audit: Audit, problem: Problem, draws: int, generator: torch.Generator
 ) -> tuple[Sample, Float[Tensor, "draws n"]]:
     """Draws noise, sample and weights for many batches at once, and checks what a strategy of a user's own returns."""
     shape = [draws, audit.n, audit.k]
     noise = strategy.draw_noise(shape, generator=generator, dtype=torch.float64)
-    s, weight = strategy.draw(
+    drawn = strategy.draw(
         problem.logits.log_softmax(-1).expand(shape),
         noise,
         temperature=audit.temperature,
@@ -112,9 +134,17 @@ def draw_batch(
         sinkhorn_first=audit.sinkhorn_first,
         importance=audit.importance,
     )
-    check_shape(f"weight of strategy {strategy.name!r}", weight, shape[:-1], "one weight a row")
+    who = f"strategy {strategy.name!r}"
+    if not (isinstance(drawn, tuple) and len(drawn) == 2 and isinstance(drawn[0], Sample)):  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
+        raise ValueError(
+            f"{who} must return (Sample, weight) from draw, got {type(drawn).__name__}: see equipoise.estimators.Strategy"
+        )
+    s, weight = drawn
+    check_shape(f"z of {who}", s.z, shape[:-1], "one expert a row")
+    check_shape(f"log_q of {who}", s.log_q, shape, "one log-probability a pair")
+    check_shape(f"weight of {who}", weight, shape[:-1], "one weight a row")
     if not bool(weight.isfinite().all()):
-        raise ValueError(f"weight of strategy {strategy.name!r} must be finite, got NaN or infinity: look for q = 0")
+        raise ValueError(f"weight of {who} must be finite, got NaN or infinity: look for pairs with q = 0")
     return s, weight
 
 

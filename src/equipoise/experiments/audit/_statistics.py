@@ -169,20 +169,18 @@ def judge(evidence: Evidence, groups: int = 1, *, claimed: bool = True, rate: fl
     error, limit = float(evidence.error[worst].abs()), float(threshold[worst])
     standard_error = float((evidence.variance[worst] / evidence.draws).sqrt() + rounding)
     detectable = float(relative_norm(evidence.detectable(rate), evidence, groups).max())
+    verdict: Verdict = "undecided"
     if error > limit:
-        verdict, needed = "biased", 0
-    elif claimed:
-        verdict = "unbiased" if detectable <= TOLERANCE else "undecided"
-        needed = _draws_to_resolve(evidence, groups, rate)
-    else:
-        verdict, needed = "undecided", _draws_to_detect(evidence, worst, rate)
+        verdict = "biased"
+    elif claimed and detectable <= TOLERANCE:
+        verdict = "unbiased"
     return Judgement(
         verdict=verdict,
         z=error / standard_error,
         z_limit=limit / standard_error,
         component=worst,
         detectable=detectable,
-        more_draws=None if needed is None else max(needed - evidence.draws, 0),
+        more_draws=_more_draws(evidence, groups, None if claimed else worst, rate) if verdict == "undecided" else 0,
     )
 
 
@@ -191,21 +189,19 @@ def relative_norm(vector: Float[Tensor, " m"], evidence: Evidence, groups: int =
     return vector.view(groups, -1).norm(dim=1) / evidence.exact.view(groups, -1).norm(dim=1)
 
 
-def _draws_to_resolve(evidence: Evidence, groups: int, rate: float) -> int:
-    """The draws with which `detectable` meets the tolerance: |A| / sqrt(N) + |B| / N <= tolerance, for every group."""
+def _more_draws(evidence: Evidence, groups: int, component: int | None, rate: float) -> int | None:
+    """Solves a / sqrt(N) + b / N = target for the N with which the detectable bias is the target.
+
+    The target is the tolerance for every group, or, without a claim, the bias that the component now shows.
+    """
     logs = [-math.log(rate / (2 * len(evidence.mean))), -math.log(1.0 - POWER)]
-    a = relative_norm(sum((2.0 * log) ** 0.5 for log in logs) * evidence.variance.sqrt(), evidence, groups)
-    b = relative_norm(sum(logs) / 3.0 * evidence.reach, evidence, groups)
-    root = (a + (a.square() + 4.0 * TOLERANCE * b).sqrt()) / (2.0 * TOLERANCE)
-    return math.ceil(float(root.square().max()))
-
-
-def _draws_to_detect(evidence: Evidence, component: int, rate: float) -> int | None:
-    """The draws with which a bias as large as it now looks would be found; None where there is not a trace of one."""
-    error = float(evidence.error[component].abs())
-    if error == 0.0:
+    a = sum((2.0 * log) ** 0.5 for log in logs) * evidence.variance.sqrt()
+    b = sum(logs) / 3.0 * evidence.reach
+    if component is None:
+        a, b, target = relative_norm(a, evidence, groups), relative_norm(b, evidence, groups), TOLERANCE
+    else:
+        a, b, target = a[component], b[component], float(evidence.error[component].abs())
+    if target == 0.0:
         return None
-    logs = [-math.log(rate / (2 * len(evidence.mean))), -math.log(1.0 - POWER)]
-    a = sum((2.0 * log) ** 0.5 for log in logs) * float(evidence.variance[component].sqrt())
-    b = sum(logs) / 3.0 * float(evidence.reach[component])
-    return math.ceil(((a + math.sqrt(a * a + 4.0 * error * b)) / (2.0 * error)) ** 2)
+    needed = ((a + (a.square() + 4.0 * target * b).sqrt()) / (2.0 * target)).square().max()
+    return max(math.ceil(float(needed)) - evidence.draws, 1)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an audit found: figures for a file, a table for the eye.
+
+Biases and standard deviations are given in units of the norm of the exact gradient, router and experts each for itself.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from equipoise.experiments.audit._draws import Outcome
+from equipoise.experiments.audit._recipe import Audit, Problem
+from equipoise.experiments.audit._statistics import (
+    CONFIDENCE,
+    FALSE_ALARM,
+    POWER,
+    TOLERANCE,
+    Judgement,
+    judge,
+    relative_norm,
+)
+from equipoise.experiments.bench._environment import environment
+from equipoise.experiments.bench._tables import format_seconds
+
+NAME = "audit"
+GROUPS = ("router", "experts")
+_STYLES = {"unbiased": "green", "biased": "bold red", "undecided": "yellow"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What was found about the gradient of the router, or of the experts, in units of the norm of the exact one.
+
+    Attributes:
+        bias: norm of mean - exact, less what noise alone would add on average.
+        bias_interval: simultaneous confidence interval for the norm of the bias, at `CONFIDENCE`.
+        detectable: norm of a bias that would have been found with `POWER`.
+        deviation: standard deviation of one estimate, the root of the total variance.
+    """
+
+    bias: float
+    bias_interval: tuple[float, float]
+    detectable: float
+    deviation: float
+
+
+def judge_outcome(outcome: Outcome) -> Judgement:
+    """Holds a strategy's gradient, router and experts, against the exact one."""
+    return judge(outcome.evidence, len(GROUPS), claimed=outcome.claimed)
+
+
+def findings(outcome: Outcome) -> dict[str, Finding]:
+    """Summarises a strategy's gradient by group: router and experts.
+
+    Args:
+        outcome: the draws of one strategy.
+
+    Returns:
+        A finding for each of `GROUPS`.
+    """
+    evidence = outcome.evidence
+
+    def norm(vector: Any) -> list[float]:
+        return relative_norm(vector, evidence, len(GROUPS)).tolist()
+
+    half_width, error = evidence.threshold(1.0 - CONFIDENCE), evidence.error.abs()
+    biases, noise = norm(error), norm((evidence.variance / evidence.draws).sqrt())
+    lower, upper = norm((error - half_width).clamp_min(0.0)), norm(error + half_width)
+    detectable, deviation = norm(evidence.detectable()), norm(evidence.variance.sqrt())
+    return {
+        group: Finding(
+            bias=max(biases[i] ** 2 - noise[i] ** 2, 0.0) ** 0.5,
+            bias_interval=(lower[i], upper[i]),
+            detectable=detectable[i],
+            deviation=deviation[i],
+        )
+        for i, group in enumerate(GROUPS)
+    }
+
+
+def write_figures(audit: Audit, problem: Problem, outcomes: Sequence[Outcome], folder: Path) -> Path:
+    """Writes audit.json: options, machine, the test's error rates, the exact gradient and all that was found.
+
+    Args:
+        audit: the run.
+        problem: its problem.
+        outcomes: one for each strategy.
+        folder: where the file goes; created.
+
+    Returns:
+        The file.
+    """
+    router, experts = problem.exact.view(2, audit.n, audit.k)
+    figures = {
+        "options": asdict(audit),
+        "environment": environment(),
+        "test": {
+            "components": len(problem.exact),
+            "false_alarm": FALSE_ALARM,
+            "power": POWER,
+            "tolerance": TOLERANCE,
+            "confidence": CONFIDENCE,
+        },
+        "exact": {"router": router.tolist(), "experts": experts.tolist()},
+        "exact_norm": {"router": float(router.norm()), "experts": float(experts.norm())},
+        "strategies": [_strategy_figures(audit, outcome) for outcome in outcomes],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{NAME}.json"
+    path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _strategy_figures(audit: Audit, outcome: Outcome) -> dict[str, Any]:
+    evidence, judgement = outcome.evidence, judge_outcome(outcome)
+    vectors = {
+        "mean": evidence.mean,
+        "half_width": evidence.threshold(1.0 - CONFIDENCE),
+        "variance": evidence.variance,
+    }
+    by_group = {
+        group: {
+            **asdict(finding),
+            "total_variance": float(evidence.variance.view(2, -1)[i].sum()),
+            **{name: vector.view(2, audit.n, audit.k)[i].tolist() for name, vector in vectors.items()},
+        }
+        for i, (group, finding) in enumerate(findings(outcome).items())
+    }
+    group, entry = divmod(judgement.component, audit.n * audit.k)
+    return {
+        "name": outcome.strategy.name,
+        "label": outcome.strategy.label,
+        "claimed_unbiased": outcome.claimed,
+        **asdict(judgement),
+        "component": {"of": GROUPS[group], "row": entry // audit.k, "expert": entry % audit.k},
+        **by_group,
+        "effective_sample_size": outcome.effective * audit.draws * audit.n,
+        "effective_fraction": outcome.effective,
+        "largest_weight": outcome.largest_weight,
+        "possible_weight": outcome.possible_weight,
+        "fraction_dropped": outcome.dropped,
+        "seconds_per_draw": outcome.seconds,
+    }
+
+
+def describe(audit: Audit) -> str:
+    """The run in one line, for titles."""
+    capacity = -(-audit.n // audit.k) if audit.capacity is None else audit.capacity
+    parts = [f"n = {audit.n}, k = {audit.k}, capacity {capacity}, temperature {audit.temperature:g}"]
+    parts += [f"logits of sd {audit.sharpness:g}, {audit.draws:,} draws, seed {audit.seed}"]
+    parts += ["Sinkhorn first"] if audit.sinkhorn_first else []
+    parts += [] if audit.importance else ["no importance weights"]
+    parts += [] if audit.baseline == "none" else [f"{audit.baseline} baseline"]
+    return ", ".join(parts)
+
+
+def audit_table(audit: Audit, outcomes: Sequence[Outcome]) -> Table:
+    """The strategies side by side."""
+    caption = (
+        "bias, sd: of the mean and of one estimate, in units of the norm of the exact gradient.\n"
+        f"z: of the component that comes closest to its limit; false-alarm rate {FALSE_ALARM:g} over all components.\n"
+        f"found from: a bias this large would have been found with probability {POWER:g}; "
+        f"unbiased needs {TOLERANCE:g} or less, and a claim.\n"
+        "ESS: effective sample size, as a fraction of the rows. weight: the largest seen, the largest p/q that could be."
+    )
+    table = Table(title=f"Audit: {describe(audit)}", caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("strategy", no_wrap=True)
+    table.add_column("verdict")
+    headings = ("z\n(limit)", "bias\nrouter", "bias\nexperts", "found\nfrom", "sd\nrouter", "sd\nexperts", "ESS")
+    for heading in (*headings, "weight\nseen", "weight\npossible", "dropped", "time\na draw"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        table.add_row(*_row(audit, outcome))
+    return table
+
+
+def verdict_text(audit: Audit, judgement: Judgement) -> str:
+    """The verdict, with what it would take where there is none, and the baseline it is a verdict about."""
+    text = judgement.verdict
+    if text == "undecided":
+        more = judgement.more_draws
+        text += ": no trace of bias" if more is None else f": needs {_round_up(more)} more draws"
+    return text if audit.baseline == "none" else f"{text} ({audit.baseline})"
+
+
+def _row(audit: Audit, outcome: Outcome) -> list[Text]:
+    judgement, found = judge_outcome(outcome), findings(outcome)
+    router, experts = found["router"], found["experts"]
+    possible = outcome.possible_weight
+    cells = [f"{judgement.z:.1f} ({judgement.z_limit:.1f})", f"{router.bias:.4f}", f"{experts.bias:.4f}"]
+    cells += [f"{judgement.detectable:.2g}", f"{router.deviation:.2f}", f"{experts.deviation:.2f}"]
+    cells += [
+        f"{outcome.effective:.2f}",
+        f"{outcome.largest_weight:.3g}",
+        "-" if possible is None else f"{possible:.3g}",
+    ]
+    cells += [f"{outcome.dropped:.1%}", format_seconds(outcome.seconds)]
+    verdict = Text(verdict_text(audit, judgement), style=_STYLES[judgement.verdict])
+    return [Text(outcome.strategy.name), verdict, *map(Text, cells)]
+
+
+def _round_up(count: int) -> str:
+    """Rounds up to two digits, because the number is an estimate.
+
+    Example:
+        >>> _round_up(659_100)
+        '660,000'
+    """
+    unit = 10 ** max(len(str(count)) - 2, 0)
+    return f"{-(-count // unit) * unit:,}"
