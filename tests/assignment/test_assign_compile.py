@@ -70,9 +70,9 @@ def test_operator_is_registered_soundly(
     mask = torch.tensor([[True] * 8, [True] * 5 + [False] * 3]) if optional else None
     prices = torch.rand(2, 3, generator=generator, dtype=torch.float64) if optional else None
     capacity = torch.full([2, 3], 3)
-    assert set(torch.library.opcheck(torch.ops.equipoise.assign, (scores, capacity, mask, prices, method)).values()) == {
-        "SUCCESS"
-    }
+    assert set(
+        torch.library.opcheck(torch.ops.equipoise.assign, (scores, capacity, mask, prices, method)).values()
+    ) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0, 3), (4, 1), (2, 2, 5, 2)], ids=str)

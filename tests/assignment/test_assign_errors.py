@@ -59,7 +59,9 @@ class TestScores:
     def test_row_without_an_expert(self, n: int, k: int, method: str) -> None:
         scores = scores_of(n, k)
         scores[6] = -math.inf
-        with pytest.raises(ValueError, match="scores must leave every row an expert, but row 6 is -inf for all of them"):
+        with pytest.raises(
+            ValueError, match="scores must leave every row an expert, but row 6 is -inf for all of them"
+        ):
             eq.assign(scores, n, method=method)
         mask = torch.arange(n) != 6
         assert eq.assign(scores, mask=mask, method=method).z[6] == k
@@ -99,7 +101,10 @@ def test_only_expert_that_nobody_may_use_leaves_too_little_room(method: str) -> 
     ("bad", "message"),
     [
         ([[0.0, 1.0]], "scores must be a torch.Tensor, got list: wrap it in torch.as_tensor"),
-        (torch.zeros(4, 2, dtype=torch.int64), r"scores must be floating point .*, got torch.int64: .*scores.float\(\)"),
+        (
+            torch.zeros(4, 2, dtype=torch.int64),
+            r"scores must be floating point .*, got torch.int64: .*scores.float\(\)",
+        ),
         (torch.zeros(4, 2, dtype=torch.bool), "scores must be floating point .*, got torch.bool"),
         (torch.zeros(4, 2, dtype=torch.complex64), "scores must be floating point .*, got torch.complex64"),
         (torch.zeros(4), r"scores must have shape \[..., n, k\], rows by experts, got \[4\]"),

@@ -163,7 +163,7 @@ class _Problem:
         choices, settled = self._collect(radius)
         if not radius > 0:
             return choices, settled, 0.0
-        goal = len(target) / 4
+        goal = float(len(target))
         choices, excess = _solve.refine(choices, settled, target, slack, 1, radius, goal, self.prices, self.z)
         if excess == _solve.DRIFTED:
             choices, settled = self._collect(radius)

@@ -57,7 +57,7 @@ def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int) ->
     """
     n, k = scores.shape
     rows = max(1, n // stride)
-    fraction = min(0.6, 3 * np.sqrt(k * LEVEL_RATIO / rows))
+    fraction = min(0.6, 4 * np.sqrt(k * LEVEL_RATIO / rows))
     return gap_quantile(scores, mask, max(stride, n // 256), prices, 1, fraction)
 
 
@@ -103,8 +103,10 @@ def descend(scores: Scores, mask: Flags, stride: int, target: Floats, slack: boo
     Ends with the prices under which the rows halfway between those come nearest to balance: less smoothing fits the
     sample better, but at some point only the sample.
     """
-    k = prices.shape[0]
+    n, k = scores.shape
     best, nearest = prices.copy(), held_out(scores, mask, stride, target, slack, prices)
+    if nearest <= 0.5 * np.sqrt(k * (n / stride)):
+        return  # balanced already, as far as so few rows can tell
     for _ in range(8):
         least, before = np.inf, prices.copy()
         for _ in range(MOST_STEPS):
@@ -193,7 +195,7 @@ def refine(
             least = dual
             last[:] = prices
             missed = imbalance(demand, target, prices, slack)
-            if missed <= max(0.25 * goal, rows / 256) and length < mu / 4:
+            if missed <= max(0.25 * goal, rows / 2048):
                 break
             laplacian(hessian)
             length = newton_step(prices, demand, target, hessian, mu, 3 * mu, slack)
@@ -203,9 +205,9 @@ def refine(
             return choices, DRIFTED
         excess = np.maximum(best_counts(choices, prices, settled) - target, 0.0).sum()
         # Chains need rows to choose from, of which narrowing must not leave too few.
-        if excess <= goal or choices.rows.shape[0] < min(16 * excess, rows / 4) or mu < radius / 8192:
+        if excess <= goal or choices.rows.shape[0] < min(64 * excess, rows / 4) or mu < radius / 8192:
             return choices, excess
-        choices = narrow(choices, prices, 8 * mu, settled, z)
+        choices = narrow(choices, prices, 6 * mu, settled, z)
         mu /= 4
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is a strategy unbiased, and at what variance? Monte-Carlo gradients against the exact one, with declared error rates."""
+"""Is a strategy unbiased, and at what variance? Monte-Carlo gradients against the exact one."""
 
 from equipoise.experiments.audit._draws import Outcome as Outcome
 from equipoise.experiments.audit._draws import measure as measure

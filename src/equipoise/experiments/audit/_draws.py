@@ -137,7 +137,8 @@ def draw_batch(
     who = f"strategy {strategy.name!r}"
     if not (isinstance(drawn, tuple) and len(drawn) == 2 and isinstance(drawn[0], Sample)):  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
         raise ValueError(
-            f"{who} must return (Sample, weight) from draw, got {type(drawn).__name__}: see equipoise.estimators.Strategy"
+            f"{who} must return (Sample, weight) from draw, got {type(drawn).__name__}: "
+            "see equipoise.estimators.Strategy"
         )
     s, weight = drawn
     check_shape(f"z of {who}", s.z, shape[:-1], "one expert a row")

@@ -8,12 +8,13 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullFormatter
 
 from equipoise.experiments.audit._draws import Outcome
 from equipoise.experiments.audit._recipe import Audit
 from equipoise.experiments.audit._report import GROUPS, NAME, Finding, describe, findings, judge_outcome
 from equipoise.experiments.audit._statistics import CONFIDENCE, POWER, Verdict
-from equipoise.experiments.bench._figure import _spread, _STYLE  # pyright: ignore[reportPrivateUsage]
+from equipoise.experiments.bench._figure import _STYLE, _spread  # pyright: ignore[reportPrivateUsage]
 
 # Colour, marker and fill: any one of the three tells the verdicts apart, so grey print does too.
 _LOOK: dict[Verdict, tuple[str, str, bool]] = {
@@ -87,9 +88,7 @@ def _draw_mark(axes: Axes, finding: Finding, verdict: Verdict) -> float:
             "", xy=(x, y / 2.2), xytext=(x, y), arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.2}
         )
     face = colour if filled and shown else "white"
-    axes.plot(
-        [x], [y], marker=marker, markersize=7.5, color=colour, markerfacecolor=face, markeredgewidth=1.6, zorder=3
-    )
+    axes.plot([x], [y], marker, markersize=7.5, color=colour, markerfacecolor=face, markeredgewidth=1.6, zorder=3)
     return y
 
 
@@ -99,11 +98,12 @@ def _frame(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     span = max(max(xs) / min(xs), 2.0)
     axes.set_xlim(min(xs) / span**0.12, max(xs) * span**0.5)
     axes.set_ylim(min(ys) / 4.0, max(ys) * 2.5)
-    axes.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    ticks = [digit * 10.0**power for power in range(-4, 5) for digit in (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(FixedLocator([]))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(mpl.ticker.NullFormatter())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if value >= 1e-4 else f"{value:.0e}")
-    axes.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
 

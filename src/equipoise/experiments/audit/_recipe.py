@@ -43,7 +43,7 @@ class Audit:
     capacity: int | None = None
     temperature: float = 1.0
     sharpness: float = 1.0
-    draws: int = 400_000
+    draws: int = 500_000
     seed: int = 0
     sinkhorn_first: bool = False
     importance: bool = True

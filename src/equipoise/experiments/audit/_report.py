@@ -167,7 +167,7 @@ def audit_table(audit: Audit, outcomes: Sequence[Outcome]) -> Table:
         f"z: of the component that comes closest to its limit; false-alarm rate {FALSE_ALARM:g} over all components.\n"
         f"found from: a bias this large would have been found with probability {POWER:g}; "
         f"unbiased needs {TOLERANCE:g} or less, and a claim.\n"
-        "ESS: effective sample size, as a fraction of the rows. weight: the largest seen, the largest p/q that could be."
+        "ESS: effective sample size, as a fraction of the rows. weight: the largest, and the largest p/q possible."
     )
     table = Table(title=f"Audit: {describe(audit)}", caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("strategy", no_wrap=True)
@@ -192,14 +192,10 @@ def verdict_text(audit: Audit, judgement: Judgement) -> str:
 def _row(audit: Audit, outcome: Outcome) -> list[Text]:
     judgement, found = judge_outcome(outcome), findings(outcome)
     router, experts = found["router"], found["experts"]
-    possible = outcome.possible_weight
+    possible = "-" if outcome.possible_weight is None else f"{outcome.possible_weight:.3g}"
     cells = [f"{judgement.z:.1f} ({judgement.z_limit:.1f})", f"{router.bias:.4f}", f"{experts.bias:.4f}"]
     cells += [f"{judgement.detectable:.2g}", f"{router.deviation:.2f}", f"{experts.deviation:.2f}"]
-    cells += [
-        f"{outcome.effective:.2f}",
-        f"{outcome.largest_weight:.3g}",
-        "-" if possible is None else f"{possible:.3g}",
-    ]
+    cells += [f"{outcome.effective:.2f}", f"{outcome.largest_weight:.3g}", possible]
     cells += [f"{outcome.dropped:.1%}", format_seconds(outcome.seconds)]
     verdict = Text(verdict_text(audit, judgement), style=_STYLES[judgement.verdict])
     return [Text(outcome.strategy.name), verdict, *map(Text, cells)]

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Is a random vector's mean what it is claimed to be? A test with a declared error rate that survives heavy tails.
 
-Each component of the mean of N independent draws is held against Bernstein's inequality: with variance sigma^2 and reach b
-(the largest distance from its mean that a draw can have),
+Each component of the mean of N independent draws is held against Bernstein's inequality: with variance sigma^2 and
+reach b (the largest distance from its mean that a draw can have),
 
 .. math::
     P\Big(|\bar d| \ge \sqrt{2 \sigma^2 L / N} + b L / (3 N)\Big) \le 2 e^{-L}, \qquad L = \log(2 m / \alpha),
 
 so that all m components together raise a false alarm with probability at most alpha (Bonferroni). Why not a z-test: at
-alpha = 1e-6 its threshold lies where the central limit theorem does not hold for skewed draws, and importance weights are
-skewed. Bernstein's holds for every N, costs 6% in the light-tailed case (6.0 standard errors where the normal quantile
-is 5.7, for m = 32), and the term in b grows with the weights. Why not a chi-square statistic: it needs an inverse
-covariance, which heavy tails spoil first, and it does not say which component is off.
+alpha = 1e-6 its threshold lies where the central limit theorem does not hold for skewed draws, and importance weights
+are skewed. Bernstein's holds for every N, costs 6% in the light-tailed case (6.0 standard errors where the normal
+quantile is 5.7, for m = 32), and its term in b grows with the weights. Why not a chi-square statistic: it needs an
+inverse covariance, which heavy tails spoil first, and it does not say which component is off.
 
-What is assumed: sigma and b are those of the draws. They are the larger of what was seen and what `Tails` says could have
-been seen, so that a weight too rare to have turned up still counts.
+What is assumed: sigma and b are those of the draws. They are the larger of what was seen and what `Tails` says could
+have been seen, so that a weight too rare to have turned up still counts.
 
 References:
     Boucheron, Lugosi, Massart, Concentration inequalities (2013), section 2.8.
@@ -203,5 +203,6 @@ def _more_draws(evidence: Evidence, groups: int, component: int | None, rate: fl
         a, b, target = a[component], b[component], float(evidence.error[component].abs())
     if target == 0.0:
         return None
-    needed = ((a + (a.square() + 4.0 * target * b).sqrt()) / (2.0 * target)).square().max()
-    return max(math.ceil(float(needed)) - evidence.draws, 1)
+    needed = float(((a + (a.square() + 4.0 * target * b).sqrt()) / (2.0 * target)).square().max())
+    # Infinite where the exact mean is zero and a fraction of it cannot be resolved.
+    return max(math.ceil(needed) - evidence.draws, 1) if math.isfinite(needed) else None
