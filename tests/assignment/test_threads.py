@@ -118,7 +118,7 @@ class TestRunBlocks:
         assert _threads.run_blocks(lambda start, stop: (start, stop), []) == []
 
 
-# Numba looks for a folder to write to beside the source, then in the user's cache. A file in the place of a folder stops
+# Numba looks for a folder to write to beside the source, then in the user's cache. A file in a folder's place stops
 # even root, for whom the permissions of a read-only installation do not count.
 WITHOUT_CACHE = """
 import torch, equipoise as eq

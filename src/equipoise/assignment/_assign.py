@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from equipoise._core import (
@@ -25,7 +25,7 @@ METHODS = ("auto", "primal-dual", "cycle-cancelling", "auction")
 
 def assign(
     scores: Float[Tensor, "*batch n k"],
-    capacity: int | Sequence[int] | Int[Tensor, "..."] | None = None,
+    capacity: int | Sequence[int] | Integer[Tensor, "..."] | None = None,
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     prices: Float[Tensor, "*batch k"] | None = None,
@@ -98,7 +98,8 @@ def assign(
         scores.detach(), full_capacity, mask, None if prices is None else prices.detach(), method
     )
     if mask is None:
-        mask = torch.ones(z.shape, dtype=torch.bool, device=z.device)
+        # One element for all rows: nothing to fill, so nothing that needs torch's threads, which do not survive a fork.
+        mask = torch.ones((), dtype=torch.bool, device=z.device).expand(z.shape)
     return Assignment(z=z, counts=counts, capacity=full_capacity, mask=mask, value=value, prices=final_prices, gap=gap)
 
 

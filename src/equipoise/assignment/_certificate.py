@@ -44,7 +44,7 @@ def certificate(
         The rows that each expert has, the value, and the gap.
     """
     k = scores.shape[-1]
-    counts = count_groups(z, k + 1)[:, :k]
+    counts = count_groups(z, k + 1)[:, :k].contiguous()
     wide, prices = scores.double(), prices.double()
     expert = z.clamp(max=k - 1)
     here = wide.gather(-1, expert.unsqueeze(-1)).squeeze(-1)

@@ -207,7 +207,7 @@ class _Problem:
 
     def _price(self) -> tuple[float, float, Ints]:
         """Value, sum of regrets, and the rows that have a better offer, which are none if that sum is rounding."""
-        _solve.rest_prices(self.prices, False)
+        _pricing.final_prices(self.z, self.capacity, self.prices)
         wrong = np.empty(len(self.z), np.int32)
 
         def price(start: int, stop: int) -> tuple[float, float, float, int]:

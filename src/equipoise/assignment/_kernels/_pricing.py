@@ -48,6 +48,24 @@ def price_rows(
 
 
 @jit
+def final_prices(z: Ints, capacity: NDArray[np.int64], prices: Floats) -> None:
+    """Shifts prices so that the least is 0, and makes those of experts with a free slot exactly so.
+
+    They are so already but for rounding: a free slot sits where the price is least.
+    """
+    free = capacity.copy()
+    for i in range(z.shape[0]):
+        if z[i] >= 0:
+            free[z[i]] -= 1
+    least = np.inf
+    for j in range(prices.shape[0]):
+        least = min(least, prices[j])
+    for j in range(prices.shape[0]):
+        if prices[j] < np.inf:
+            prices[j] = 0.0 if free[j] > 0 else prices[j] - least
+
+
+@jit
 def finite_prices(scores: Scores, z: Ints, prices: Floats) -> None:
     """Gives every closed expert the least finite price at which no row wants it."""
     for j in range(prices.shape[0]):

@@ -21,7 +21,7 @@ from equipoise.assignment._kernels._choices import (
 )
 from equipoise.assignment._kernels._flow import balance, expert_at, mend_prices, new_flow, seat_rows, settle_vacancies
 from equipoise.assignment._kernels._jit import jit
-from equipoise.assignment._kernels._pricing import finite_prices, price_rows
+from equipoise.assignment._kernels._pricing import final_prices, finite_prices, price_rows
 from equipoise.assignment._kernels._smoothing import (
     dense_demand,
     gap_quantile,
@@ -29,7 +29,6 @@ from equipoise.assignment._kernels._smoothing import (
     linear_part,
     mean_spread,
     newton_step,
-    rest_prices,
     soft_demand,
     step_back,
 )
@@ -287,17 +286,17 @@ def solve_direct(
         if stuck >= 0:
             status[b] = n + stuck
             continue
-        rest_prices(prices[b], False)
+        final_prices(z[b], capacity[b], prices[b])
         finite_prices(scores[b], z[b], prices[b])
         value[b], gap[b], _, _ = price_rows(scores[b], z[b], prices[b], 0, n, wrong)
 
 
 @jit
 def close_experts(capacity: Counts, prices: Floats) -> None:
-    """An expert that may take no row has an infinite price."""
+    """Shifts prices so that the least is 0; an expert that may take no row has an infinite one."""
+    least = prices.min()
     for j in range(capacity.shape[0]):
-        if capacity[j] == 0:
-            prices[j] = np.inf
+        prices[j] = np.inf if capacity[j] == 0 else prices[j] - least
 
 
 @jit

@@ -22,6 +22,7 @@ _LOOK: dict[Verdict, tuple[str, str, bool]] = {
     "undecided": ("#777777", "D", False),
     "unbiased": ("#0b5cad", "o", False),
 }
+_TICKS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 # The height of a name, as a fraction of that of the axes.
 _LABEL_HEIGHT = 0.062
 
@@ -41,15 +42,16 @@ def save_figure(audit: Audit, outcomes: Sequence[Outcome], folder: Path) -> list
         The files written.
     """
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(9.6, 4.4), layout="constrained")
+        figure = Figure(figsize=(9.6, 4.6), layout="constrained")
         panels: list[Axes] = list(figure.subplots(1, len(GROUPS)))
         for axes, group in zip(panels, GROUPS, strict=True):
             _draw_panel(axes, outcomes, group)
         panels[0].set_ylabel("bias / norm of the exact gradient")
         figure.suptitle(
             f"{describe(audit)}\n"
-            f"filled: bias found, with {CONFIDENCE:.0%} interval    "
-            f"open, arrow down: none found; one at the mark would have been, with probability {POWER:g}",
+            "square: biased   circle: unbiased   diamond: undecided\n"
+            f"filled: bias found, with {CONFIDENCE:.0%} interval   "
+            f"arrow down: none found; one at the mark would have been, with probability {POWER:g}",
             x=0.01,
             horizontalalignment="left",
             fontsize=9,
@@ -98,8 +100,7 @@ def _frame(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     span = max(max(xs) / min(xs), 2.0)
     axes.set_xlim(min(xs) / span**0.12, max(xs) * span**0.5)
     axes.set_ylim(min(ys) / 4.0, max(ys) * 2.5)
-    ticks = [digit * 10.0**power for power in range(-4, 5) for digit in (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_locator(FixedLocator([digit * 10.0**power for power in range(-4, 5) for digit in _TICKS]))
     axes.xaxis.set_minor_locator(FixedLocator([]))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if value >= 1e-4 else f"{value:.0e}")

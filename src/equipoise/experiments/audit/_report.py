@@ -167,13 +167,15 @@ def audit_table(audit: Audit, outcomes: Sequence[Outcome]) -> Table:
         f"z: of the component that comes closest to its limit; false-alarm rate {FALSE_ALARM:g} over all components.\n"
         f"found from: a bias this large would have been found with probability {POWER:g}; "
         f"unbiased needs {TOLERANCE:g} or less, and a claim.\n"
+        "more draws: to resolve that, or, without a claim, to find a bias as large as it now looks.\n"
         "ESS: effective sample size, as a fraction of the rows. weight: the largest, and the largest p/q possible."
     )
-    table = Table(title=f"Audit: {describe(audit)}", caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
+    title = f"Audit: {describe(audit)}"
+    table = Table(title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
     table.add_column("strategy", no_wrap=True)
-    table.add_column("verdict")
-    headings = ("z\n(limit)", "bias\nrouter", "bias\nexperts", "found\nfrom", "sd\nrouter", "sd\nexperts", "ESS")
-    for heading in (*headings, "weight\nseen", "weight\npossible", "dropped", "time\na draw"):
+    table.add_column("verdict", no_wrap=True)
+    headings = ("more\ndraws", "z\n(limit)", "bias\nrouter", "bias\nexperts", "found\nfrom", "sd\nrouter")
+    for heading in (*headings, "sd\nexperts", "ESS", "weight\nseen", "weight\npossible", "dropped", "time\na draw"):
         table.add_column(heading, justify="right", no_wrap=True)
     for outcome in outcomes:
         table.add_row(*_row(audit, outcome))
@@ -193,11 +195,12 @@ def _row(audit: Audit, outcome: Outcome) -> list[Text]:
     judgement, found = judge_outcome(outcome), findings(outcome)
     router, experts = found["router"], found["experts"]
     possible = "-" if outcome.possible_weight is None else f"{outcome.possible_weight:.3g}"
-    cells = [f"{judgement.z:.1f} ({judgement.z_limit:.1f})", f"{router.bias:.4f}", f"{experts.bias:.4f}"]
+    more = _round_up(judgement.more_draws) if judgement.more_draws else "-"
+    cells = [more, f"{judgement.z:.1f} ({judgement.z_limit:.1f})", f"{router.bias:.4f}", f"{experts.bias:.4f}"]
     cells += [f"{judgement.detectable:.2g}", f"{router.deviation:.2f}", f"{experts.deviation:.2f}"]
     cells += [f"{outcome.effective:.2f}", f"{outcome.largest_weight:.3g}", possible]
     cells += [f"{outcome.dropped:.1%}", format_seconds(outcome.seconds)]
-    verdict = Text(verdict_text(audit, judgement), style=_STYLES[judgement.verdict])
+    verdict = Text(judgement.verdict, style=_STYLES[judgement.verdict])
     return [Text(outcome.strategy.name), verdict, *map(Text, cells)]
 
 
