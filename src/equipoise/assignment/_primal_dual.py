@@ -35,8 +35,6 @@ Ints = NDArray[np.int32]
 DIRECT_ENTRIES = 8192
 DIRECT_ROWS_PER_EXPERT = 4
 BLOCK_ROWS = 8192
-# A gap of this much of the value, or of the largest score assigned, is rounding. Ten times stricter than promised.
-ENOUGH = 1e-10
 
 
 def primal_dual(
@@ -138,7 +136,11 @@ class _Problem:
                 return result
             choices, settled = self._collect(radius)
             radius *= 8
-        return self._solve_with_all_choices()
+        value, regret, wrong = self._solve_with_all_choices()
+        if warm and len(wrong) > 0:
+            self.prices[:] = 0.0  # a start so far off that rounding swallowed the scores: once more without it
+            return self.solve(warm=False)
+        return value, regret
 
     def _near_balance(self, excess: float) -> bool:
         return 0 <= excess <= len(self.z) / 64 + len(self.prices)
@@ -217,19 +219,18 @@ class _Problem:
         parts = run_blocks(price, blocks) if self.parallel else [price(*block) for block in blocks]
         value, regret = sum(part[0] for part in parts), sum(part[1] for part in parts)
         largest = max(part[2] for part in parts)
-        if regret <= ENOUGH * max(abs(value), largest):
+        if regret <= _solve.ENOUGH * max(abs(value), largest):
             _pricing.finite_prices(self.scores, self.z, self.prices)
             return value, regret, wrong[:0]
         found = [wrong[start : start + part[3]] for (start, _), part in zip(blocks, parts, strict=True)]
         return value, regret, np.concatenate(found)
 
-    def _solve_with_all_choices(self) -> tuple[float, float]:
+    def _solve_with_all_choices(self) -> tuple[float, float, Ints]:
         choices = _choices.all_choices(self.scores, self.mask)
         stuck = _solve.exact_flow(choices, np.zeros(len(self.prices)), self.capacity, self.prices, self.z, 0.0)
         if stuck >= 0:
             raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
-        value, regret, _ = self._price()
-        return value, regret
+        return self._price()
 
     def _blocks(self) -> list[tuple[int, int]]:
         return cut(len(self.z), BLOCK_ROWS)

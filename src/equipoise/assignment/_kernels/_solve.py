@@ -44,6 +44,8 @@ LEVEL_RATIO = 8
 # How a refinement can fail: demand could not be met; or prices moved so far that other candidates count.
 LOST, DRIFTED = -1.0, -2.0
 MOST_STEPS = 8
+# A gap of this much of the value, or of the largest score assigned, is rounding. Ten times stricter than promised.
+ENOUGH = 1e-10
 
 
 @jit
@@ -280,15 +282,19 @@ def solve_direct(
         status[b] = illegal_row(scores[b], mask[b], capacity[b])
         if status[b] >= 0:
             continue
-        close_experts(capacity[b], prices[b])
-        choices = all_choices(scores[b], mask[b])
-        stuck = exact_flow(choices, np.zeros(scores.shape[2]), capacity[b], prices[b], z[b], 0.0)
-        if stuck >= 0:
-            status[b] = n + stuck
-            continue
-        final_prices(z[b], capacity[b], prices[b])
-        finite_prices(scores[b], z[b], prices[b])
-        value[b], gap[b], _, _ = price_rows(scores[b], z[b], prices[b], 0, n, wrong)
+        for _ in range(2):
+            close_experts(capacity[b], prices[b])
+            choices = all_choices(scores[b], mask[b])
+            stuck = exact_flow(choices, np.zeros(scores.shape[2]), capacity[b], prices[b], z[b], 0.0)
+            if stuck >= 0:
+                status[b] = n + stuck
+                break
+            final_prices(z[b], capacity[b], prices[b])
+            finite_prices(scores[b], z[b], prices[b])
+            value[b], gap[b], largest, _ = price_rows(scores[b], z[b], prices[b], 0, n, wrong)
+            if gap[b] <= ENOUGH * max(abs(value[b]), largest):
+                break
+            prices[b] = 0.0  # a start so far off that rounding swallowed the scores: once more without it
 
 
 @jit
