@@ -118,9 +118,12 @@ def gap_quantile(
         if mask[i]:
             for j in range(prices.shape[0]):
                 offers[j] = scores[i, j] - prices[j]
-            offers.sort()
-            if offers[-1 - rank] > -np.inf:
-                gaps[count] = offers[-1] - offers[-1 - rank]
+            best = offers.max()
+            for _ in range(rank):
+                offers[offers.argmax()] = -np.inf
+            behind = offers.max()
+            if behind > -np.inf:
+                gaps[count] = best - behind
                 count += 1
     if count == 0:
         return 0.0

@@ -206,7 +206,10 @@ def refine(
             return choices, DRIFTED
         excess = np.maximum(best_counts(choices, prices, settled) - target, 0.0).sum()
         # Chains need rows to choose from, of which narrowing must not leave too few.
-        if excess <= goal or choices.rows.shape[0] < min(64 * excess, rows / 4) or mu < radius / 8192:
+        few = choices.rows.shape[0] < min(64 * excess, rows / 4)
+        if excess <= goal and not few:
+            return narrow(choices, prices, 8 * mu, settled, z), excess
+        if excess <= goal or few or mu < radius / 8192:
             return choices, excess
         choices = narrow(choices, prices, 6 * mu, settled, z)
         mu /= 4
