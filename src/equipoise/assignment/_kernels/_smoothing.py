@@ -148,6 +148,7 @@ def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, cur
     """
     cols, vals, widths = choices.cols, choices.vals, choices.width
     dual, inverse = 0.0, 1 / mu
+    product = 1.0  # of sums between 1 and w: one logarithm for many rows
     p = np.empty(cols.shape[1])
     for a in range(widths.shape[0]):
         width = widths[a]
@@ -159,7 +160,11 @@ def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, cur
         for w in range(width):
             p[w] = soft_exp((p[w] - best) * inverse)
             total += p[w]
-        dual += best + mu * np.log(total)
+        dual += best
+        product *= total
+        if product > 1e200:
+            dual += mu * np.log(product)
+            product = 1.0
         scale = 1 / total
         for w in range(width):
             p[w] *= scale
@@ -168,7 +173,7 @@ def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, cur
             if p[w] > 1e-4:
                 for v in range(w):
                     curvature[j, cols[a, v]] += p[w] * p[v]
-    return dual
+    return dual + mu * np.log(product)
 
 
 @jit

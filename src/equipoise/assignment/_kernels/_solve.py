@@ -58,7 +58,7 @@ def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int) ->
     """
     n, k = scores.shape
     rows = max(1, n // stride)
-    fraction = min(0.6, 4 * np.sqrt(k * LEVEL_RATIO / rows))
+    fraction = min(0.35, 3.5 * np.sqrt(k * LEVEL_RATIO / rows))
     return gap_quantile(scores, mask, max(stride, n // 256), prices, 1, fraction)
 
 
@@ -179,7 +179,7 @@ def refine(
         The rows that still have a choice, and how many rows would have to move, or LOST or DRIFTED.
     """
     k = prices.shape[0]
-    mu = radius / 8
+    mu = radius / 16
     rows = settled.sum() + choices.rows.shape[0]
     target = target * (1.0 / stride if slack else rows / target.sum())
     before = prices.copy()
