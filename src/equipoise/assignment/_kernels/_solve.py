@@ -285,7 +285,7 @@ def solve_direct(
         status[b] = illegal_row(scores[b], mask[b], capacity[b])
         if status[b] >= 0:
             continue
-        for _ in range(2):
+        for attempt in range(2):
             close_experts(capacity[b], prices[b])
             choices = all_choices(scores[b], mask[b])
             stuck = exact_flow(choices, np.zeros(scores.shape[2]), capacity[b], prices[b], z[b], 0.0)
@@ -295,7 +295,7 @@ def solve_direct(
             final_prices(z[b], capacity[b], prices[b])
             finite_prices(scores[b], z[b], prices[b])
             value[b], gap[b], largest, _ = price_rows(scores[b], z[b], prices[b], 0, n, wrong)
-            if gap[b] <= ENOUGH * max(abs(value[b]), largest):
+            if attempt > 0 or gap[b] <= ENOUGH * max(abs(value[b]), largest):
                 break
             prices[b] = 0.0  # a start so far off that rounding swallowed the scores: once more without it
 
