@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.assignment import _conditional
 from equipoise.assignment._conditional import conditional_values
 from equipoise.ops import draw_gumbel
 
@@ -169,6 +170,7 @@ def test_the_operator_passes_opcheck(generator: torch.Generator) -> None:
 COMPILED = """
 import torch
 from equipoise.assignment import assign
+from equipoise.assignment import _conditional
 from equipoise.assignment._conditional import conditional_values
 
 def conditional(x):
@@ -182,3 +184,18 @@ print(torch.equal(compiled(scores), conditional(scores)))
 
 def test_compiles_without_a_graph_break(fresh_python: Callable[..., str]) -> None:
     assert fresh_python(COMPILED).strip() == "True"
+
+
+def test_the_kernel_equals_its_twin_in_torch(random_problem: Callable) -> None:
+    checked = 0
+    for seed in range(200):
+        scores, capacity, mask = random_problem(seed)
+        try:
+            a = eq.assign(scores, capacity, mask=mask)
+        except ValueError:
+            continue
+        parts = (a.z, a.counts, a.capacity, a.mask, a.prices)
+        twin = _conditional._with_torch(scores[None], a.value[None], *(x[None] for x in parts))[0]
+        torch.testing.assert_close(conditional_values(scores, a), twin, rtol=1e-12, atol=1e-12)
+        checked += 1
+    assert checked >= 100

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.assignment import _threads
+from equipoise._core import _threads
 from equipoise.experiments.bench._families import draw_scores
 
 FIELDS = ("z", "counts", "value", "prices", "gap")

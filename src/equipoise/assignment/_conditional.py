@@ -17,6 +17,8 @@ from equipoise.ops import floyd_warshall
 
 # What the exact methods of `assign` promise: gap <= this times the larger of |value| and the largest |score|.
 _OPTIMAL = 1e-9
+# Matrix entries of the problems that a thread takes at once.
+_BLOCK = 1 << 15
 
 
 @torch.no_grad()
@@ -90,19 +92,49 @@ def _conditional_values_op(
 ) -> Tensor:
     *batch, n, k = scores.shape
     b = math.prod(batch)
-    flat = scores.reshape(b, n, k).double()
+    flat = scores.reshape(b, n, k)
     value, gap = value.reshape(b), gap.reshape(b)
     _check_optimal(flat, value, gap)
-    expert = z.reshape(b, n)
-    cost = move_cost(flat, expert, capacity.reshape(b, k), counts.reshape(b, k))
-    prices = relax_prices(cost, prices.reshape(b, k)).unsqueeze(1)
+    solve = _with_kernel if scores.device.type == "cpu" else _with_torch
+    parts = (z.reshape(b, n), counts.reshape(b, k), capacity.reshape(b, k), mask.reshape(b, n), prices.reshape(b, k))
+    return solve(flat, value, *parts).reshape(scores.shape)
+
+
+def _with_kernel(
+    scores: Tensor, value: Tensor, z: Tensor, counts: Tensor, capacity: Tensor, mask: Tensor, prices: Tensor
+) -> Tensor:
+    """Computes them on the CPU, problem by problem."""
+    from equipoise._core._threads import cut, run_blocks
+    from equipoise.assignment._kernels._detours import conditional_batch
+
+    b, n, k = scores.shape
+    if scores.dtype in (torch.float16, torch.bfloat16):
+        scores = scores.float()
+    out = torch.empty([b, n, k], dtype=torch.float64)
+    arrays = [x.contiguous().numpy() for x in (scores, z, capacity - counts, mask, value, prices, out)]
+
+    def solve(start: int, stop: int) -> None:
+        conditional_batch(*arrays[:-1], start, stop, arrays[-1])
+
+    run_blocks(solve, cut(b, max(1, _BLOCK // (n * k + 1))))
+    return out
+
+
+def _with_torch(
+    scores: Tensor, value: Tensor, z: Tensor, counts: Tensor, capacity: Tensor, mask: Tensor, prices: Tensor
+) -> Tensor:
+    """Computes them on any device, all problems at once."""
+    b, n, k = scores.shape
+    flat = scores.double()
+    cost = move_cost(flat, z, capacity, counts)
+    prices = relax_prices(cost, prices).unsqueeze(1)
     detour = _reduced_path_cost(cost, prices)
     # App. D.3 in reduced scores: d*_jz = detour_jz + p_j - p_z, and the prices join the scores.
     offer = flat - prices
-    taken = expert.clamp(max=k - 1).unsqueeze(-1)
+    taken = z.clamp(max=k - 1).unsqueeze(-1)
     mend = detour.mT.gather(1, taken.expand(b, n, k))
     conditional = value[:, None, None] + (offer - offer.gather(-1, taken)) - mend
-    return conditional.where(mask.reshape(b, n, 1), 0.0).reshape(scores.shape)
+    return conditional.where(mask.unsqueeze(-1), 0.0)
 
 
 @_conditional_values_op.register_fake

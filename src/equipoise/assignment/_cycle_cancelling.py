@@ -90,18 +90,55 @@ def _cancel_cycles(
     scores: Float[Tensor, "b n k"], z: Int[Tensor, "b n"], capacity: Int[Tensor, "b k"]
 ) -> Int[Tensor, "b n"]:
     """Cancels one negative cycle of every problem that has one, until none has; scores are on the grid."""
-    k = scores.shape[-1]
     result = z.clone()
     problems = torch.arange(len(z), device=z.device)
     while len(problems):
-        counts = count_groups(z, k + 1)[:, :-1]
-        paths = floyd_warshall(move_cost(scores, z, capacity, counts), stop_below=0.0)
-        successor = _negative_cycle(paths)
-        z, moved = _move_along_cycle(scores, z, capacity, counts, successor)
+        z, moved = _cancel_one_cycle(scores, z, capacity)
         if not bool(moved.all()):
             result.index_copy_(0, problems[~moved], z[~moved])
             problems, scores, z, capacity = problems[moved], scores[moved], z[moved], capacity[moved]
     return result
+
+
+def _cancel_one_cycle(
+    scores: Float[Tensor, "b n k"], z: Int[Tensor, "b n"], capacity: Int[Tensor, "b k"], **limit: int
+) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b"]]:
+    """Takes one step of every problem: finds a negative cycle and moves along it; says where there was one."""
+    counts = count_groups(z, scores.shape[-1] + 1)[:, :-1]
+    paths = floyd_warshall(move_cost(scores, z, capacity, counts), stop_below=0.0)
+    return _move_along_cycle(scores, z, capacity, counts, _negative_cycle(paths), **limit)
+
+
+def count_cycles(
+    scores: Float[Tensor, "b n k"], capacity: Int[Tensor, "b k"], *, most: int | None = None
+) -> Int[Tensor, " b"]:
+    """Counts the improvements that `cycle_cancelling` makes after the auction, for those who study it.
+
+    Args:
+        scores: any floating dtype; -inf forbids a pair.
+        capacity: rows that each expert may take, enough for all rows together.
+        most: rows that a cycle moves out of each of its experts: 1 is the paper's step; None, what the solver does, is
+            as many as it pays for.
+
+    Returns:
+        The number of cycles cancelled in each problem.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+        >>> count_cycles(scores, torch.ones(1, 2, dtype=torch.int64))  # the auction's start is optimal
+        tensor([0])
+    """
+    rows = torch.ones(scores.shape[:2], dtype=torch.bool, device=scores.device)
+    z, _ = auction_start(scores, capacity, rows, None)
+    grid = _to_grid(scores.double())
+    cycles = torch.zeros(len(z), dtype=torch.int64, device=z.device)
+    limit = {} if most is None else {"most": most}
+    while True:
+        z, moved = _cancel_one_cycle(grid, z, capacity, **limit)
+        if not bool(moved.any()):
+            return cycles
+        cycles += moved
 
 
 def _negative_cycle(paths: ShortestPaths) -> Int[Tensor, "b k"]:
@@ -130,13 +167,15 @@ def _negative_cycle(paths: ShortestPaths) -> Int[Tensor, "b k"]:
 
 
 def _move_along_cycle(
-    scores: Tensor, z: Tensor, capacity: Tensor, counts: Tensor, successor: Tensor
+    scores: Tensor, z: Tensor, capacity: Tensor, counts: Tensor, successor: Tensor, most: int | None = None
 ) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b"]]:
     """Moves rows along the cycle, App. D.2, step 5, as many from each expert as lower the cost.
 
     What the t-th unit around the cycle costs is the sum over its experts of their t-th cheapest moves, free slots at 0
     among them. It grows with t, so units are moved while it is negative. The first is the paper's cycle itself, hence
     negative; more than one pays where rows are tied or nearly so, which would take as many cycles otherwise.
+
+    `most` caps the units; at 1 this is the paper's step to the letter.
 
     Returns:
         The new assignment, and whether anything moved.
@@ -149,6 +188,8 @@ def _move_along_cycle(
     marginal = scores.new_zeros([len(z), n + 1]).scatter_add_(-1, rank, loss.where(target < k, 0.0))
     # Expert j has c_j rows and free slots to move, and the cycle as many units as the smallest of its experts.
     limit = capacity.where(successor < k, n).amin(-1, keepdim=True)
+    if most is not None:
+        limit = limit.clamp_max(most)
     unit = torch.arange(n + 1, device=z.device)
     units = ((marginal < 0) & (unit < limit)).sum(-1, keepdim=True)
     return z.where((target == k) | (rank >= units), target), units.squeeze(-1) > 0

@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equipoise._core._threads import cut, run_blocks
 from equipoise.assignment._infeasible import illegal_scores, no_room
 from equipoise.assignment._kernels import _choices, _pricing, _solve
-from equipoise.assignment._threads import cut, run_blocks
 
 Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
@@ -61,7 +61,7 @@ def primal_dual(
     p = np.zeros((b, k)) if prices is None else prices.detach().to(torch.float64, copy=True).contiguous().numpy()
     z = np.empty((b, n), np.int32)
     value, gap = np.zeros(b), np.zeros(b)
-    if n * k <= DIRECT_ENTRIES or n <= DIRECT_ROWS_PER_EXPERT * k:
+    if k == 2 or n * k <= DIRECT_ENTRIES or n <= DIRECT_ROWS_PER_EXPERT * k:
         _solve_directly(s, rows, c, p, z, value, gap)
     else:
         parallel = b < torch.get_num_threads()

@@ -4,7 +4,7 @@
 Legend: b problems of a group, n rows (datapoints), k columns (experts), ... batch dimensions.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from equipoise.balancing._problem import Problem, log_probabilities, prepare
 
 # Matrix entries of the problems that are solved together: enough that the cost of a call is spread over them.
 _GROUP = 1 << 18
+# Rows of the two-column problems that a thread takes at once.
+_PAIR_BLOCK = 1 << 13
 # Rows that tell the scale of a problem's logits.
 _PROBE = 32
 # The first temperature, as a fraction of a typical distance between a row's maximum and its mean.
@@ -50,6 +52,52 @@ def solve(logits: Tensor, mask: Tensor | None, target: Tensor, tolerance: float,
     b, n, k = logits.shape
     if b == 0 or n == 0:
         return _nothing(logits)
+    if k == 2 and logits.device.type == "cpu":
+        return _solve_pairs(logits, mask, target, tolerance, max_iterations)
+    return _solve_groups(logits, mask, target, tolerance, max_iterations)
+
+
+def _solve_pairs(
+    logits: Tensor, mask: Tensor | None, target: Tensor, tolerance: float, max_iterations: int
+) -> Solution:
+    """Balances [b, n, 2] one by one; whatever is unusual goes the general way."""
+    from equipoise._core._threads import cut, run_blocks
+    from equipoise.balancing._two_columns import balance_pairs
+
+    b, n, k = logits.shape
+    dtype = log_p_dtype(logits.dtype)
+    found = Solution(
+        log_p=torch.empty([b, n, k], dtype=dtype),
+        prices=torch.zeros([b, k], dtype=torch.float64),
+        converged=torch.empty(0),
+        iterations=torch.empty(b, dtype=torch.int64),
+        error=torch.empty(b, dtype=torch.float64),
+    )
+    rows = torch.ones([b, n], dtype=torch.bool) if mask is None else mask
+    given = [x.detach().contiguous().numpy() for x in (logits.to(dtype), rows, target)]
+    results = [x.numpy() for x in (found.log_p, found.prices, found.iterations, found.error)]
+
+    def solve(start: int, stop: int) -> None:
+        balance_pairs(*given, tolerance, max_iterations, start, stop, *results)
+
+    run_blocks(solve, cut(b, max(1, _PAIR_BLOCK // n)))
+    unusual = found.error == torch.inf
+    found = replace(found, converged=found.error <= tolerance)
+    if not bool(unusual.any()):
+        return found
+    rest = _solve_groups(
+        logits[unusual], None if mask is None else mask[unusual], target[unusual], tolerance, max_iterations
+    )
+    for field in fields(Solution):
+        getattr(found, field.name)[unusual] = getattr(rest, field.name)
+    return found
+
+
+def _solve_groups(
+    logits: Tensor, mask: Tensor | None, target: Tensor, tolerance: float, max_iterations: int
+) -> Solution:
+    """Balances groups of problems that are solved together."""
+    b, n, k = logits.shape
     size = max(1, _GROUP // (n * k))
     groups = [slice(start, start + size) for start in range(0, b, size)]
     parts = [

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.assignment._kernels._jit import jit, jit_vector
+from equipoise._core._jit import jit, jit_vector
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]

@@ -31,8 +31,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise._core._jit import jit, jit_inline
 from equipoise.assignment._kernels._choices import Choices
-from equipoise.assignment._kernels._jit import jit, jit_inline
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]

@@ -6,8 +6,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise._core._jit import jit, jit_vector
 from equipoise.assignment._kernels._choices import Scores
-from equipoise.assignment._kernels._jit import jit, jit_vector
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]

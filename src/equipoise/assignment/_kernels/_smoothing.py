@@ -21,8 +21,8 @@ Legend: n rows, k experts, w candidates of a row. An expert whose price is +inf 
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise._core._jit import jit, jit_vector
 from equipoise.assignment._kernels._choices import Choices, Scores, offers_and_best
-from equipoise.assignment._kernels._jit import jit, jit_vector
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]

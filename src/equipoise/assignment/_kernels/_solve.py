@@ -6,6 +6,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise._core._jit import jit
 from equipoise.assignment._kernels._choices import (
     Choices,
     Scores,
@@ -20,7 +21,7 @@ from equipoise.assignment._kernels._choices import (
     width_of_choices,
 )
 from equipoise.assignment._kernels._flow import balance, expert_at, mend_prices, new_flow, seat_rows, settle_vacancies
-from equipoise.assignment._kernels._jit import jit
+from equipoise.assignment._kernels._pair import solve_pair
 from equipoise.assignment._kernels._pricing import final_prices, finite_prices, price_rows
 from equipoise.assignment._kernels._smoothing import (
     dense_demand,
@@ -282,6 +283,9 @@ def solve_direct(
     n = scores.shape[1]
     wrong = np.empty(n, np.int32)
     for b in range(start, stop):
+        status[b] = -1
+        if scores.shape[2] == 2 and solve_pair(scores[b], mask[b], capacity[b], prices[b], z[b], value, gap, b):
+            continue
         status[b] = illegal_row(scores[b], mask[b], capacity[b])
         if status[b] >= 0:
             continue

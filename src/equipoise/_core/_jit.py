@@ -2,6 +2,7 @@
 """How kernels are compiled: at first use, cached on disk, without the interpreter lock."""
 
 import contextlib
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable
@@ -39,21 +40,25 @@ def _compile(function: F, **options: Any) -> F:
     # Without a folder to write to, neither beside the source nor in the user's cache, every process compiles anew.
     with contextlib.suppress(RuntimeError):
         compiled.enable_caching()
-        _name_after_sources(compiled)
+        _name_after_sources(compiled, Path(inspect.getfile(inspect.unwrap(function))).parent)
     return cast(F, compiled)
 
 
-def _name_after_sources(compiled: Any) -> None:
+def _name_after_sources(compiled: Any, folder: Path) -> None:
     # Numba drops a cached kernel when the file it stands in changes, but not when a kernel that it calls does, and
-    # fails on a cached type whose module is gone. Cache files named after all the sources are neither stale nor broken.
+    # fails on a cached type whose module is gone. Cache files named after all the sources of the folder that holds the
+    # kernel are neither stale nor broken; kernels call none outside of it.
     cache = compiled._cache
     cache._cache_file = IndexDataCacheFile(
-        cache_path=cache.cache_path, filename_base=f"{cache._impl.filename_base}.{_fingerprint()}", source_stamp=None
+        cache_path=cache.cache_path,
+        filename_base=f"{cache._impl.filename_base}.{_fingerprint(folder)}",
+        source_stamp=None,
     )
 
 
-def _fingerprint() -> str:
-    digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+@functools.cache
+def _fingerprint(folder: Path) -> str:
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for source in sorted(folder.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:12]

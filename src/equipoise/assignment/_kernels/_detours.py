@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiled code knows no difference between a NumPy scalar and a Python number.
+# pyright: reportArgumentType=false, reportReturnType=false
+"""Conditionally optimal values, App. D.3, one problem at a time: what `_conditional` computes with torch elsewhere."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise._core._jit import jit, jit_vector
+from equipoise.assignment._kernels._choices import Scores
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@jit
+def conditional_batch(
+    scores: Scores,
+    z: Counts,
+    free: Counts,
+    mask: Flags,
+    value: Floats,
+    prices: Floats,
+    start: int,
+    stop: int,
+    out: Floats,
+) -> None:
+    """Writes the best value given z_i = j for problems `start` to `stop`; `free` counts each expert's free slots."""
+    k = scores.shape[2]
+    cost, p = np.empty((k, k)), np.empty(k)
+    for b in range(start, stop):
+        _move_cost(scores[b], z[b], free[b], cost)
+        _relax(cost, prices[b], p)
+        _reduce(cost, p)
+        _shortest_paths(cost)
+        _fill(scores[b], z[b], mask[b], value[b], p, cost, out[b])
+
+
+@jit
+def _move_cost(scores: Scores, z: Counts, free: Counts, cost: Floats) -> None:
+    """The least loss at which expert j can hand a row, or a free slot, to expert j': App. D.2, step 2."""
+    n, k = scores.shape
+    cost[:] = np.inf
+    for i in range(n):
+        if z[i] < k:
+            _lower(cost[z[i]], scores[i], scores[i, z[i]])
+    for j in range(k):
+        if free[j] > 0:
+            for to in range(k):
+                cost[j, to] = min(cost[j, to], 0.0)
+        cost[j, j] = 0.0
+
+
+@jit_vector
+def _lower(cost: Floats, row: Scores, own: float) -> None:
+    for j in range(cost.shape[0]):
+        cost[j] = min(cost[j], np.float64(own) - np.float64(row[j]))
+
+
+@jit
+def _relax(cost: Floats, start: Floats, p: Floats) -> None:
+    """Lowers prices until no row prefers another expert, p_j <= d_jj' + p_j', by at most k relaxations."""
+    k = cost.shape[0]
+    p[:] = start
+    before = np.empty(k)
+    for _ in range(k):
+        before[:] = p
+        changed = False
+        for j in range(k):
+            least = np.inf
+            for to in range(k):
+                least = min(least, cost[j, to] + before[to])
+            changed = changed or least != before[j]
+            p[j] = least
+        if not changed:
+            break
+
+
+@jit
+def _reduce(cost: Floats, p: Floats) -> None:
+    """Subtracts the prices, which leaves costs >= 0 but for rounding; what is below 0 is set to 0."""
+    for j in range(cost.shape[0]):
+        for to in range(cost.shape[0]):
+            cost[j, to] = max(0.0, cost[j, to] - p[j] + p[to])
+
+
+@jit
+def _shortest_paths(cost: Floats) -> None:
+    """Floyd-Warshall in place."""
+    k = cost.shape[0]
+    for via in range(k):
+        for j in range(k):
+            if cost[j, via] < np.inf:
+                _shorten(cost[j], cost[via], cost[j, via])
+
+
+@jit_vector
+def _shorten(row: Floats, onward: Floats, reach: float) -> None:
+    for j in range(row.shape[0]):
+        row[j] = min(row[j], reach + onward[j])
+
+
+@jit
+def _fill(scores: Scores, z: Counts, mask: Flags, value: float, p: Floats, detour: Floats, out: Floats) -> None:
+    """v* - s_iz + s_ij - d*_jz, where d*_jz = detour_jz + p_j - p_z: the prices join the scores."""
+    n, k = scores.shape
+    mend = detour.T.copy()
+    for i in range(n):
+        if not mask[i]:
+            out[i] = 0.0
+            continue
+        j = z[i]
+        offer = np.float64(scores[i, j]) - p[j]
+        for to in range(k):
+            out[i, to] = value + ((np.float64(scores[i, to]) - p[to]) - offer) - mend[j, to]
