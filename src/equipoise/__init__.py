@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact balanced assignment and unbiased gradient estimation for sparse mixtures of experts."""
 
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from equipoise.assignment import Assignment as Assignment
 from equipoise.assignment import assign as assign
 from equipoise.assignment import conditional_values as conditional_values
@@ -25,4 +29,19 @@ from equipoise.sampling import sample_gumbel_matching as sample_gumbel_matching
 from equipoise.sampling import sample_independent as sample_independent
 from equipoise.sampling import sample_skip as sample_skip
 
+if TYPE_CHECKING:
+    from equipoise import nn as nn
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Imports `equipoise.nn` when it is first asked for: who needs only a solver does not wait for layers."""
+    if name == "nn":
+        return importlib.import_module("equipoise.nn")
+    raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Lists what there is, imported or not."""
+    return sorted({*globals(), "nn"})

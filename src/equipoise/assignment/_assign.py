@@ -56,7 +56,8 @@ def assign(
         result is the same for the same input, whatever the number of threads. The rule of "primal-dual": a row that is
         tied between experts takes the one with the most room left, then the lowest index, last row first; chains of
         moves end at the lowest index among equally near experts, and of tied rows the one that joined its expert last
-        moves first. The other methods prefer the lowest row, then the lowest expert.
+        moves first. With two experts: of rows that would gain the same by expert 0, the first go there. The other
+        methods prefer the lowest row, then the lowest expert.
 
     Raises:
         ValueError: scores are not a floating-point matrix, hold NaN or +inf, or forbid so much that nothing feasible is

@@ -111,10 +111,11 @@ def _with_kernel(
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
     out = torch.empty([b, n, k], dtype=torch.float64)
-    arrays = [x.contiguous().numpy() for x in (scores, z, capacity - counts, mask, value, prices, out)]
+    s, expert, free, rows, v, p = (x.contiguous().numpy() for x in (scores, z, capacity - counts, mask, value, prices))
+    result = out.numpy()
 
     def solve(start: int, stop: int) -> None:
-        conditional_batch(*arrays[:-1], start, stop, arrays[-1])
+        conditional_batch(s, expert, free, rows, v, p, start, stop, result)
 
     run_blocks(solve, cut(b, max(1, _BLOCK // (n * k + 1))))
     return out

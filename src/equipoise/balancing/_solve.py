@@ -74,11 +74,11 @@ def _solve_pairs(
         error=torch.empty(b, dtype=torch.float64),
     )
     rows = torch.ones([b, n], dtype=torch.bool) if mask is None else mask
-    given = [x.detach().contiguous().numpy() for x in (logits.to(dtype), rows, target)]
-    results = [x.numpy() for x in (found.log_p, found.prices, found.iterations, found.error)]
+    x, m, c = (t.detach().contiguous().numpy() for t in (logits.to(dtype), rows, target))
+    log_p, prices, passes, error = (t.numpy() for t in (found.log_p, found.prices, found.iterations, found.error))
 
     def solve(start: int, stop: int) -> None:
-        balance_pairs(*given, tolerance, max_iterations, start, stop, *results)
+        balance_pairs(x, m, c, tolerance, max_iterations, start, stop, log_p, prices, passes, error)
 
     run_blocks(solve, cut(b, max(1, _PAIR_BLOCK // n)))
     unusual = found.error == torch.inf

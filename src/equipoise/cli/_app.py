@@ -14,7 +14,9 @@ import typer
 from equipoise import __version__
 from equipoise.cli._audit import audit
 from equipoise.cli._bench_assign import assign as bench_assign
+from equipoise.cli._bench_layer import layer as bench_layer
 from equipoise.cli._bench_sinkhorn import sinkhorn as bench_sinkhorn
+from equipoise.cli._reproduce import reproduce
 
 _HELP = """Exact balanced assignment for sparse mixtures of experts.
 
@@ -81,6 +83,8 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+app.command("reproduce")(reproduce)
 app.command("audit")(audit)
 bench.command("assign")(bench_assign)
+bench.command("layer")(bench_layer)
 bench.command("sinkhorn")(bench_sinkhorn)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equipoise._core import check_mask, check_matrix, check_shape, check_unbalanced
-from equipoise.ops import count_groups
+from equipoise.ops import count_groups, largest
 from equipoise.sampling import Sample
 
 
@@ -49,7 +49,7 @@ def load_balance_loss(
     check_mask(mask, log_p.shape[:-1])
     k = log_p.shape[-1]
     if assigned is None:
-        z = log_p.detach().argmax(-1)
+        _, z = largest(log_p.detach())
     else:
         check_unbalanced("assigned", assigned.balanced)
         check_shape("assigned.z", assigned.z, log_p.shape[:-1], "one expert for each row of log_p")

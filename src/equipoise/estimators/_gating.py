@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise._core import check_shape
-from equipoise.estimators._reinforce import check_rows, mean_over_rows
+from equipoise.estimators._reinforce import active_rows, check_rows, mean_over_rows, only
 from equipoise.estimators._weights import importance_weight
 from equipoise.sampling import Sample
 
@@ -73,4 +73,4 @@ def gated_loss(
     """
     check_rows(log_p, s, losses, weight)
     weight = importance_weight(log_p, s) if weight is None else weight.detach()
-    return mean_over_rows(torch.where(s.kept & (weight != 0), weight * losses, 0.0), s)
+    return mean_over_rows(only(active_rows(s, weight), weight * losses), s)

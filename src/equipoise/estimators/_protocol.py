@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equipoise._core import check_known_keywords
-from equipoise.ops import draw_gumbel
+from equipoise.ops import draw_gumbel, draw_uniform
 from equipoise.sampling import Sample
 
 
@@ -57,7 +57,7 @@ def draw_noise(
     gumbel = draw_gumbel(shape, generator=generator, dtype=dtype, device=device)
     if not priority:
         return Noise(gumbel)
-    return Noise(gumbel, torch.rand(gumbel.shape[:-1], generator=generator, dtype=dtype, device=gumbel.device))
+    return Noise(gumbel, draw_uniform(gumbel.shape[:-1], generator=generator, dtype=dtype, device=gumbel.device))
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equipoise._core import check_baseline, check_floating, check_shape
@@ -65,14 +65,29 @@ def reinforce(
     """
     check_rows(log_p, s, losses, weight)
     weight = importance_weight(log_p, s) if weight is None else weight.detach()
+    active = active_rows(s, weight)
     with torch.no_grad():
-        advantage = losses - _per_row(baseline, losses)
-        # A row of weight 0 has no term: its loss may be garbage, and its log p may be -inf.
-        active = s.kept & (weight != 0)
-        score = torch.where(active, weight * advantage, 0.0)
-    log_p_z = torch.where(active, s.at_z(log_p), 0.0)
-    terms = torch.where(active, weight * losses, 0.0) + score * (log_p_z - log_p_z.detach())
+        score = only(active, weight * (losses - _per_row(baseline, losses)))
+    log_p_z = only(active, s.at_z(log_p))
+    terms = only(active, weight * losses) + score * (log_p_z - log_p_z.detach())
     return mean_over_rows(terms, s)
+
+
+def active_rows(s: Sample, weight: Float[Tensor, "*batch n"]) -> Bool[Tensor, "*batch n"] | None:
+    """Finds the rows that have a term: not dropped, and of a weight other than 0; None if all have one.
+
+    A row without a term may hold garbage for a loss, and -inf for log p, so it has to be cut out, not multiplied by 0.
+    """
+    active = s.kept & (weight != 0)
+    # On the CPU a look at the values is free, and cutting nothing out takes a third of the time of the estimate.
+    if active.device.type == "cpu" and not torch.compiler.is_compiling() and bool(active.all()):
+        return None
+    return active
+
+
+def only(active: Bool[Tensor, "*batch n"] | None, x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+    """Puts 0 where rows have no term."""
+    return x if active is None else torch.where(active, x, 0.0)
 
 
 def check_rows(log_p: Tensor, s: Sample, losses: Tensor, weight: Tensor | None) -> None:

@@ -4,6 +4,8 @@
 from equipoise.ops._groups import count_groups as count_groups
 from equipoise.ops._groups import rank_within_groups as rank_within_groups
 from equipoise.ops._gumbel import draw_gumbel as draw_gumbel
+from equipoise.ops._gumbel import draw_uniform as draw_uniform
+from equipoise.ops._largest import largest as largest
 from equipoise.ops._log_softmax import log_softmax as log_softmax
 from equipoise.ops._shortest_paths import ShortestPaths as ShortestPaths
 from equipoise.ops._shortest_paths import advance as advance

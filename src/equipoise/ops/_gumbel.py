@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard Gumbel noise."""
+"""Standard Gumbel noise, and uniform."""
 
 from collections.abc import Sequence
 
@@ -51,14 +51,45 @@ def draw_gumbel(
     return minus_u.log1p_().neg_().log_().neg_().to(dtype)
 
 
+def draw_uniform(
+    shape: Sequence[int],
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Draws independent uniform numbers from [0, 1), as `torch.rand` does, also where `torch.compile` varies the shape.
+
+    Args:
+        shape: the shape of the result.
+        generator: where the randomness comes from; None is torch's global stream of the device.
+        dtype: a floating-point type; None is torch's default.
+        device: None is torch's default.
+
+    Returns:
+        The numbers, of the given shape, without gradient.
+
+    Example:
+        >>> bool((draw_uniform([3]) < 1).all())
+        True
+    """
+    if generator is None:  # with the keyword, even as None, torch.rand takes no symbolic sizes
+        return torch.rand(tuple(shape), dtype=dtype, device=device)
+    return torch.rand(tuple(shape), generator=generator, dtype=dtype, device=device)
+
+
 def _minus_uniform(
     shape: Sequence[int], generator: torch.Generator | None, device: torch.device | str | None, *, wide: bool
 ) -> Tensor:
     """Draws -u for u uniform on the open interval (0, 1), fine-grained near 0."""
     if wide:
-        return _open(torch.rand(tuple(shape), generator=generator, dtype=torch.float64, device=device), 2.0**-53)
+        return _open(draw_uniform(shape, generator=generator, dtype=torch.float64, device=device), 2.0**-53)
     # One 32-bit word a number, as torch.rand uses, but none of its bits thrown away: small integers convert exactly.
-    bits = torch.empty(tuple(shape), dtype=torch.int32, device=device).random_(generator=generator)
+    bits = torch.empty(tuple(shape), dtype=torch.int32, device=device)
+    if torch.compiler.is_compiling():  # cannot trace random_; the same numbers come from the operator that copies
+        bits = torch.ops.aten.random(bits, generator=generator)
+    else:
+        bits.random_(generator=generator)
     return _open(bits.float().mul_(2.0**-31), 2.0**-31)
 
 

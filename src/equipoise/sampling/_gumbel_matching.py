@@ -83,7 +83,9 @@ def sample_gumbel_matching(
         log_q = log_softmax(proposal.logits)
     log_q = proposal.log_q(log_q, a.z)
     kept, keep_weight = keep_all(mask, a.z, log_q.dtype)
-    return Sample(a.z, log_q, kept, keep_weight, mask, a.capacity, proposal.deterministic, balanced=True)
+    return Sample(
+        a.z, log_q, kept, keep_weight, mask, a.capacity, proposal.deterministic, True, prices=a.prices, gap=a.gap
+    )
 
 
 def _conditional_log_q(scores: Tensor, a: Assignment, noise: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from equipoise._core import (
     checked_temperature,
 )
 from equipoise.balancing import sinkhorn
-from equipoise.ops import log_softmax
+from equipoise.ops import largest, log_softmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def draw_each_row(proposal: Proposal, gumbel: Float[Tensor, "*batch n k"]) -> tu
     Returns:
         z, k for masked rows, and log_q.
     """
-    best, z = proposal.scores(gumbel).max(-1)
+    best, z = largest(proposal.scores(gumbel))
     if proposal.mask is not None:
         best = torch.where(proposal.mask, best, 0.0)
         z = torch.where(proposal.mask, z, gumbel.shape[-1])

@@ -25,6 +25,8 @@ class Sample:
         capacity: rows that each expert could take; None where there was no limit.
         deterministic: whether the temperature was 0, so that q is 1 at z: for all problems (bool) or for each.
         balanced: whether z was chosen under the capacity, so that its counts say little about the router.
+        prices: of the assignment that was solved, in units of its scores, logits / temperature; None where none was.
+        gap: the optimality gap of that assignment, float64; None where none was solved.
     """
 
     z: Int[Tensor, "*batch n"]
@@ -35,6 +37,8 @@ class Sample:
     capacity: Int[Tensor, "*batch k"] | None = None
     deterministic: bool | Bool[Tensor, "..."] = False
     balanced: bool = False
+    prices: Float[Tensor, "*batch k"] | None = None
+    gap: Float[Tensor, "*batch"] | None = None
 
     @property
     def counts(self) -> Int[Tensor, "*batch k"]:

@@ -3,10 +3,10 @@
 # pyright: reportArgumentType=false, reportReturnType=false
 """Two experts: the assignment is a selection.
 
-With k = 2 only the differences d_i = s_i0 - s_i1 matter. If m rows go to expert 0, they are the m rows of largest d, and
-one price difference t = p_0 - p_1 between the least of them and the largest of the others makes every row content. The
-capacities bound m; within the bounds it is the number of rows that prefer expert 0. So a problem takes one pass, and a
-selection in linear time where a bound holds, instead of chains of moves.
+With k = 2 only the differences d_i = s_i0 - s_i1 matter. If m rows go to expert 0, they are the m rows of largest d,
+and one price difference t = p_0 - p_1 between the least of them and the largest of the others makes every row content.
+The capacities bound m; within the bounds it is the number of rows that prefer expert 0. So a problem takes one pass,
+and a selection in linear time where a bound holds, instead of chains of moves.
 """
 
 import numpy as np
@@ -87,7 +87,7 @@ def _differences(scores: Scores, mask: Flags, d: Floats, rows: Ints) -> tuple[bo
 
 @jit
 def _share(count: int, above: int, level: int, capacity: Counts) -> int:
-    """How many rows expert 0 takes: as many as want it, within the capacities; the indifferent fill up in proportion."""
+    """How many rows expert 0 takes: as many as want it, within the capacities; the indifferent are shared out."""
     least, most = max(0, count - capacity[1]), min(count, capacity[0])
     fair = count * capacity[0] // max(1, capacity[0] + capacity[1])
     wanted = max(above, min(above + level, fair))

@@ -7,6 +7,15 @@ from equipoise.experiments.bench._assign import write_outcome as write_outcome
 from equipoise.experiments.bench._families import FAMILIES as FAMILIES
 from equipoise.experiments.bench._families import Family as Family
 from equipoise.experiments.bench._families import draw_scores as draw_scores
+from equipoise.experiments.bench._layer import LAYER_RECIPES as LAYER_RECIPES
+from equipoise.experiments.bench._layer import LayerBench as LayerBench
+from equipoise.experiments.bench._layer import layer_recipe as layer_recipe
+from equipoise.experiments.bench._layer import layer_steps as layer_steps
+from equipoise.experiments.bench._layer import open_layer_ledger as open_layer_ledger
+from equipoise.experiments.bench._layer_models import LayerSize as LayerSize
+from equipoise.experiments.bench._layer_report import layer_tables as layer_tables
+from equipoise.experiments.bench._layer_report import layer_verdicts as layer_verdicts
+from equipoise.experiments.bench._layer_report import write_layer_outcome as write_layer_outcome
 from equipoise.experiments.bench._ledger import Ledger as Ledger
 from equipoise.experiments.bench._ledger import Measurement as Measurement
 from equipoise.experiments.bench._ledger import Step as Step

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-_PACKAGES = ("equipoise", "torch", "numpy", "numba", "POT", "ortools", "scipy")
+_PACKAGES = ("equipoise", "torch", "numpy", "numba", "POT", "ortools", "scipy", "transformers")
 
 
 def environment() -> dict[str, str | int | dict[str, str]]:

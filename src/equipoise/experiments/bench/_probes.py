@@ -61,6 +61,35 @@ print(json.dumps(max(0, resident("VmHWM") - before) / (scores.numel() * scores.e
 """
 
 
+# The same, for one training step of a layer whose parameters are resident before it. A first step on fewer tokens loads
+# kernels. The gradients of the parameters belong to the step.
+_LAYER_MEMORY = """
+import json, sys
+import torch
+from equipoise.experiments.bench._layer import named_layer, plain_step, training_step
+from equipoise.experiments.bench._layer_models import LayerSize
+
+def resident(field):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
+
+name, size, seed = sys.argv[1], LayerSize(**json.loads(sys.argv[2])), int(sys.argv[3])
+torch.manual_seed(seed)
+layer = named_layer(name, size, seed)
+step = plain_step if name.startswith("dense") else training_step
+x, grad = torch.randn(size.tokens, size.dim, requires_grad=True), torch.randn(size.tokens, size.dim)
+few = min(size.tokens, 128 * size.num_experts)
+step(layer, x.detach()[:few].clone().requires_grad_(), grad[:few])
+layer.zero_grad(set_to_none=True)
+with open("/proc/self/clear_refs", "w") as clear:
+    clear.write("5")
+before = resident("VmRSS")
+step(layer, x, grad)
+parameters = sum(p.numel() * p.element_size() for p in layer.parameters())
+print(json.dumps([max(0, resident("VmHWM") - before), parameters]))
+"""
+
+
 def probe_import(*, threads: int) -> tuple[float, float]:
     """Seconds that a fresh process takes to import torch, and then to import equipoise."""
     base, own = _ask(_IMPORT, threads=threads)
@@ -85,8 +114,26 @@ def probe_memory(dtype: str, *, threads: int) -> float:
     return float(_ask(_MEMORY, dtype, threads=threads))
 
 
+def probe_layer_memory(name: str, size: dict[str, int], *, seed: int, threads: int) -> tuple[float, float]:
+    """Bytes by which the resident peak rises in one training step of a layer, and bytes of its parameters.
+
+    Args:
+        name: of the layer, see `named_layer`.
+        size: the fields of `LayerSize`.
+        seed: of parameters and tokens.
+        threads: threads for torch.
+
+    Returns:
+        The rise, gradients included, and the parameters, which were resident before.
+    """
+    rise, parameters = _ask(_LAYER_MEMORY, name, json.dumps(size), str(seed), threads=threads)
+    return float(rise), float(parameters)
+
+
 def _ask(script: str, *arguments: str, threads: int) -> Any:
-    environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(threads))}
+    # Blocks of a megabyte and more go back to the system when they are freed, and so are not counted twice.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20)}
+    environment |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, env=environment, check=False
     )

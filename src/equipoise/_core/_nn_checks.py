@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what layers are built from and called with."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+
+def check_at_least(name: str, value: int, least: int) -> None:
+    """Requires a whole number that is not below `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}: give a whole number")
+
+
+def check_top_k(top_k: int, num_experts: int) -> None:
+    """Requires no more experts a row than there are."""
+    if top_k > num_experts:
+        raise ValueError(
+            f"top_k must be at most num_experts = {num_experts}, got {top_k}: a row's experts differ from each other"
+        )
+
+
+def check_capacity_factor(name: str, value: float | None, *, holds_all: str | None = None) -> None:
+    """Requires None or a finite number > 0; >= 1 for the router `holds_all`, which drops no row."""
+    if value is None:
+        return
+    if not 0 < value < float("inf"):
+        raise ValueError(
+            f"{name} must be finite and > 0, got {value}: 1.0 gives every expert room for its even share of the rows, "
+            "1.25 a quarter more, None no limit"
+        )
+    if holds_all is not None and value < 1:
+        raise ValueError(
+            f"{name} must be >= 1 with router {holds_all!r}, got {value}: it assigns every row, and drops none; use a "
+            "router that drops rows, such as 'skip-iw' or 'switch'"
+        )
+
+
+def check_unused(router: str, name: str, value: Any, default: Any, users: Sequence[str]) -> None:
+    """Requires the default of an option that a router has no use for."""
+    if value != default:
+        raise ValueError(
+            f"{name} must be left at {default!r} with router {router}, which does not use it, got {value!r}: only "
+            f"{', '.join(users)} do"
+        )
+
+
+def check_not_inert(name: str, weight: float | None, reason: str) -> None:
+    """Requires that a balance loss can move the router."""
+    if weight:
+        raise ValueError(f"{name} must be 0 here, got {weight}: it would be inert, because {reason}; leave it out")
+
+
+def check_input_dim(x: Tensor, dim: int) -> None:
+    """Requires floating-point [..., dim]."""
+    if not x.is_floating_point():
+        raise ValueError(f"x must be floating point, got {x.dtype}: embed tokens first, or convert with x.float()")
+    if x.ndim < 1 or x.shape[-1] != dim:
+        raise ValueError(
+            f"x must have shape [..., {dim}], got {list(x.shape)}: the layer was built with dim={dim}; put the "
+            "features last, or build it with the right dim"
+        )
+
+
+def check_rows_like(name: str, value: Tensor | None, shape: Sequence[int]) -> None:
+    """Requires None or integers of the leading shape of x."""
+    if value is None:
+        return
+    if value.is_floating_point() or list(value.shape) != list(shape):
+        raise ValueError(
+            f"{name} must be integers of shape {list(shape)} (one for each row of x), got {value.dtype} of shape "
+            f"{list(value.shape)}: pass the ids that x was embedded from"
+        )
+
+
+def check_choice(indices: Tensor, scores: Tensor, rows: int) -> None:
+    """Requires that a rule chose K experts, with as many factors, for each row."""
+    if indices.ndim != 2 or indices.shape[0] != rows or indices.shape != scores.shape:
+        raise ValueError(
+            f"the choice of a routing rule must have indices and scores of shape [{rows}, K], got "
+            f"{list(indices.shape)} and {list(scores.shape)}: unsqueeze(1) if each row has one expert"
+        )
+
+
+def check_no_limit(name: str, factor: float | None, all_experts: bool) -> None:
+    """Requires None where every expert takes every row."""
+    if all_experts and factor is not None:
+        raise ValueError(f"{name} must be None with router 'dense', got {factor}: every expert takes every row")
+
+
+def check_router_size(dim: int, num_experts: int, layer_dim: int, layer_experts: int) -> None:
+    """Requires a router of the layer's sizes."""
+    if (dim, num_experts) != (layer_dim, layer_experts):
+        raise ValueError(
+            f"router must be of the layer's sizes, dim={layer_dim} and num_experts={layer_experts}, got dim={dim} and "
+            f"num_experts={num_experts}: build it with the same"
+        )
+
+
+def check_weighable(temperature: Any, importance: bool) -> None:
+    """Requires noise where importance weights are wanted."""
+    if importance and not callable(temperature) and temperature == 0:
+        raise ValueError(
+            "temperature must be > 0 with importance weights, got 0, where nothing is random: raise it, or set "
+            "importance=False"
+        )
+
+
+def check_priceable(evaluation: str, router: str, inert: str | None) -> None:
+    """Requires a router that learns logits, where they decide in evaluation."""
+    if evaluation == "priced" and inert is not None:
+        raise ValueError(
+            f"evaluation must be 'argmax' with router {router!r}, got 'priced': its logits mean nothing, since {inert}"
+        )

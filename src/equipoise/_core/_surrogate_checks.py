@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what a training loop hands to the surrogate, and of what it captured."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def check_has_layers(name: str, model: nn.Module, layers: int) -> None:
+    """Requires a model with at least one layer that routes."""
+    if layers == 0:
+        raise ValueError(
+            f"{name} must hold at least one equipoise.nn.MoE, got {type(model).__name__} with none at any depth: "
+            "put one in, or pass the model that holds it"
+        )
+
+
+def check_routings(kind: str, captured: bool) -> None:
+    """Requires what `capture` yields, which knows more than a list of records does."""
+    if not captured:
+        raise ValueError(
+            f"routings must be what equipoise.nn.capture yields, got {kind}: pass `routings` of "
+            "`with equipoise.nn.capture(model) as routings` as it is"
+        )
+
+
+def check_captured(count: int) -> None:
+    """Requires that a forward pass was captured."""
+    if count == 0:
+        raise ValueError(
+            "routings must hold the Routing of at least one layer, got none: run the model's forward pass inside "
+            "`with equipoise.nn.capture(model) as routings`"
+        )
+
+
+def check_first_use(used: bool, what: str) -> None:
+    """Requires routings that were not used for this before."""
+    if used:
+        raise ValueError(
+            f"routings must be {what} once, got the same ones again: capture a forward pass of its own for every step"
+        )
+
+
+def check_token_shape(name: str, x: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Requires one entry for each row of every layer; returns the shape that the rows have in common.
+
+    A tensor fits a layer's leading shape if it has that shape, or if either of the two is flat, with as many entries.
+    """
+    given = tuple(x.shape)
+    for shape in shapes:
+        flat = len(shape) == 1 or len(given) == 1
+        size = 1
+        for length in shape:
+            size *= length
+        if shape != given and not (flat and size == x.numel()):
+            raise ValueError(
+                f"{name} must have shape {list(shape)} (one entry for each token that the layer routed), got "
+                f"{list(given)}: compute it with reduction='none', and leave out tokens by mask= rather than by slicing"
+            )
+    return max([given, *shapes], key=len)
+
+
+def check_same_forward(missing: Sequence[str]) -> None:
+    """Requires losses whose graph leads back to every layer that was captured."""
+    if missing:
+        raise ValueError(
+            f"token_losses must come from the forward pass that was captured, got losses that do not depend on the "
+            f"output of {', '.join(map(repr, missing))}: compute the losses from the output of the model that ran in "
+            "the capture, capture one forward pass at a time, and only the part of the model that the losses use"
+        )
+
+
+def check_graph(name: str, calls: int, compiled: bool) -> None:
+    """Requires that the gradient of a router that ran without a graph can be handed to its recomputation."""
+    if compiled:
+        raise ValueError(
+            f"layer {name!r} must run with a graph to train its router, got a compiled layer within a reentrant "
+            "checkpoint (or under no_grad): use checkpoint(..., use_reentrant=False)"
+        )
+    if calls > 1:
+        raise ValueError(
+            f"layer {name!r} must be called once in a forward pass under reentrant checkpointing (or no_grad), got "
+            f"{calls} calls, whose recomputations cannot be told apart: use checkpoint(..., use_reentrant=False)"
+        )
+
+
+def check_same_routing(indices: Tensor, before: Tensor) -> None:
+    """Requires that a recomputation chose the same experts."""
+    if not torch.equal(indices, before):
+        raise ValueError(
+            "recomputation must route as the first forward pass did, got other experts: draw noise from torch's global "
+            "stream (no generator=) with preserve_rng_state=True, and update the model after backward"
+        )
+
+
+def check_residual(needed: bool, given: bool) -> None:
+    """Requires the residual where the baseline is made of it, and nowhere else."""
+    if needed and not given:
+        raise ValueError(
+            "residual must be given with a ResidualBaseline, got None: pass a function of no arguments that returns "
+            "each token's loss without the experts' output"
+        )
+    if given and not needed:
+        raise ValueError(
+            "residual must come with a ResidualBaseline, got another baseline: Surrogate(baseline=ResidualBaseline())"
+        )

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole command: runs, studies, claims, figures, report."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise.experiments.bench._environment import environment
+from equipoise.experiments.paper._claims import Claim, judge, write_claims
+from equipoise.experiments.paper._recipe import Paper
+from equipoise.experiments.paper._report import write_report
+from equipoise.experiments.paper._result_figures import draw_result_figures
+from equipoise.experiments.paper._results import Result
+from equipoise.experiments.paper._runner import Progress, load_unit, run_tasks, run_units
+from equipoise.experiments.paper._sensitivity import run_sensitivity
+from equipoise.experiments.paper._studies import ON_RECIPE, STUDIES
+from equipoise.experiments.paper._studies._traces import path_of
+from equipoise.experiments.paper._study_figures import save_study_figures
+
+# Measured alone, on one process, because it is a time.
+_ALONE = "solver_time"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reproduction:
+    """What the command found.
+
+    Attributes:
+        results: every training run.
+        claims: the paper's, judged.
+        paths: the files that were written.
+    """
+
+    results: list[Result]
+    claims: list[Claim]
+    paths: list[Path]
+
+
+def reproduce(
+    recipe: Paper,
+    out: Path,
+    *,
+    command: str,
+    quick: bool = False,
+    sensitivity: bool = False,
+    workers: int = 2,
+    say: Callable[[str], object] = print,
+    advance: Progress | None = None,
+) -> Reproduction:
+    """Runs the experiment and the studies, judges the claims, and draws and writes everything.
+
+    Args:
+        recipe: the experiment.
+        out: the folder to write to. What it holds of an interrupted run of the same recipe is used.
+        command: what was typed, for the report.
+        quick: studies in small too.
+        sensitivity: run the panels once more under every alternative to an open choice.
+        workers: processes.
+        say: called with a line when a part begins.
+        advance: called with training steps as they are done.
+
+    Returns:
+        The results, and where they are.
+    """
+    began = time.perf_counter()
+    begin_anew_if_complete(out)
+    advance = advance or _ignore
+    say(f"training {len(recipe.runs()):,} runs of {recipe.steps:,} steps")
+    results = run_units(recipe, out, workers=workers, progress=advance)
+    say("studies of the other statements")
+    studies = run_studies(recipe, out, quick=quick, workers=workers)
+    if sensitivity:
+        say("the panels under other readings of the paper")
+        studies["sensitivity"] = run_sensitivity(recipe, results, studies, out, workers=workers, advance=advance)
+    claims = judge(results, studies)
+    write_claims(out / "claims.json", claims)
+    say("figures and report")
+    described = {**recipe.describe(), "quick": quick}
+    paths = [out / "results.csv", out / "claims.json"]
+    paths += draw_result_figures(out, results, described, model=studies["traces"].get("model"))
+    paths += save_study_figures(studies, out / "figures")
+    report = write_report(
+        out,
+        recipe_description=described,
+        results=results,
+        claims=claims,
+        studies=studies,
+        environment=environment(),
+        command=command,
+        seconds=time.perf_counter() - began,
+    )
+    return Reproduction(results=results, claims=claims, paths=[*paths, report])
+
+
+def begin_anew_if_complete(out: Path) -> None:
+    """Forgets the runs and studies of a command that ended; those of one that was interrupted stay.
+
+    Args:
+        out: the folder it wrote to.
+    """
+    report = out / "report.html"
+    if report.exists():
+        for path in [*out.glob("**/units/*.json"), *out.glob("studies/*.json")]:
+            path.unlink()
+        report.unlink()
+
+
+def run_studies(recipe: Paper, out: Path, *, quick: bool, workers: int) -> dict[str, dict[str, Any]]:
+    """Runs the studies that `out` does not hold yet, the timing of the solver last and alone.
+
+    Args:
+        recipe: the experiment.
+        out: folder for `studies/`.
+        quick: in small.
+        workers: processes.
+
+    Returns:
+        What they found, by name.
+    """
+    folder = out / "studies"
+    folder.mkdir(parents=True, exist_ok=True)
+    key = {"version": version("equipoise"), "quick": quick, "recipe": recipe.describe()}
+    found = {name: known for name in STUDIES if (known := _load_study(folder / f"{name}.json", key)) is not None}
+    missing = [name for name in STUDIES if name not in found]
+    paths = _paths(recipe, out) if "traces" in missing else {}
+    tasks = {
+        name: (_run_study, name, recipe, quick, paths if name == "traces" else {})
+        for name in sorted(missing, key=("traces", "noise").__contains__, reverse=True)
+        if name != _ALONE
+    }
+    for name, study in run_tasks(tasks, workers, _ignore):
+        found[name] = _save_study(folder / f"{name}.json", key, study)
+    if _ALONE in missing:
+        study = _run_study(_ALONE, recipe, quick, {}, progress=_ignore)
+        found[_ALONE] = _save_study(folder / f"{_ALONE}.json", key, study)
+    return {name: found[name] for name in STUDIES}
+
+
+def _run_study(
+    name: str, recipe: Paper, quick: bool, paths: Mapping[str, torch.Tensor], *, progress: Progress
+) -> dict[str, Any]:
+    del progress
+    if name not in ON_RECIPE:
+        return STUDIES[name](quick=quick)
+    extra = {"paths": paths} if name == "traces" else {}
+    return STUDIES[name](recipe, quick=quick, **extra)
+
+
+def _paths(recipe: Paper, out: Path) -> dict[str, torch.Tensor]:
+    """The models along the plain runs, where they were kept and the traced temperatures are among them."""
+    paths: dict[str, torch.Tensor] = {}
+    for method in recipe.methods:
+        trained = load_unit(out, f"plain-{method}", recipe)
+        if trained is not None:
+            try:
+                paths[method] = path_of(trained, recipe)
+            except KeyError:
+                continue
+    return paths
+
+
+def _save_study(path: Path, key: Mapping[str, Any], study: dict[str, Any]) -> dict[str, Any]:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"key": key, "study": study}, indent=1))
+    part.replace(path)
+    return study
+
+
+def _load_study(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    content = json.loads(path.read_text())
+    return content["study"] if content["key"] == json.loads(json.dumps(key)) else None
+
+
+def _ignore(steps: int) -> None:
+    del steps

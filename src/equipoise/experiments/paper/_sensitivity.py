@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the verdicts depend on what the paper leaves open."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from equipoise.experiments.paper._claims import judge
+from equipoise.experiments.paper._recipe import OPEN_CHOICES, Paper
+from equipoise.experiments.paper._results import Result
+from equipoise.experiments.paper._runner import Progress, load_unit, run_units
+
+# Claims that say something about the runs of the six panels.
+_PANEL_CLAIMS = (1, 2, 3, 5, 6, 7, 8, 9)
+
+
+def run_sensitivity(
+    recipe: Paper,
+    results: list[Result],
+    studies: Mapping[str, Mapping[str, Any]],
+    out: Path,
+    *,
+    workers: int,
+    advance: Progress,
+) -> dict[str, Any]:
+    """Judges the claims about the panels once more under every alternative to what the paper leaves open.
+
+    Only what an alternative can change is trained again; the rest is taken from the experiment itself.
+
+    Args:
+        recipe: the experiment.
+        results: its runs.
+        studies: its studies.
+        out: folder for `sensitivity/`.
+        workers: processes.
+        advance: called with training steps as they are done.
+
+    Returns:
+        `rows`: `field`, `value`, `default`, `verdicts` by claim, `solved` (fraction of all runs of the panels).
+    """
+    rows: list[dict[str, Any]] = []
+    panels = replace(recipe, sweeps=False)
+    for name, value in alternatives(recipe):
+        changed = replace(panels, **{name: value})
+        folder = out / "sensitivity" / f"{name}-{str(value).lower()}"
+        affected = _affected(changed, name)
+        fresh = run_units(affected, folder, workers=workers, progress=advance) if affected is not None else None
+        again = _merge(panels, changed, results, fresh, out)
+        judged = [claim for claim in judge(again, studies) if claim.number in _PANEL_CLAIMS]
+        rows.append(
+            {
+                "field": name,
+                "value": str(value),
+                "default": str(getattr(recipe, name)),
+                "verdicts": {str(claim.number): claim.verdict for claim in judged},
+                "solved": sum(result.solved for result in again) / max(1, len(again)),
+            }
+        )
+    note = "One choice changed at a time; what it cannot affect is taken from the experiment itself."
+    return {"rows": rows, "note": note}
+
+
+def alternatives(recipe: Paper) -> list[tuple[str, str | None]]:
+    """Lists every other value of every open choice, and training without a baseline.
+
+    Args:
+        recipe: what to differ from.
+
+    Returns:
+        Names of fields with values.
+
+    Example:
+        >>> alternatives(Paper())[0]
+        ('dataset', 'per-seed')
+    """
+    found: list[tuple[str, str | None]] = [
+        (name, value) for name, known in OPEN_CHOICES.items() for value in known if value != getattr(recipe, name)
+    ]
+    return [*found, ("baseline_decay", None)] if recipe.baseline_decay is not None else found
+
+
+def total_steps(recipe: Paper, *, sensitivity: bool = False) -> int:
+    """Counts the training steps of the command, those of runs that are trained together once.
+
+    Args:
+        recipe: the experiment.
+        sensitivity: whether the panels are trained under other readings too.
+
+    Returns:
+        The number of steps.
+    """
+    units = len(recipe.units())
+    if sensitivity:
+        for name, value in alternatives(recipe):
+            affected = _affected(replace(recipe, sweeps=False, **{name: value}), name)
+            units += 0 if affected is None else len(affected.units())
+    return units * recipe.steps
+
+
+def _affected(changed: Paper, name: str) -> Paper | None:
+    """The part of the experiment that must be trained again; None where only the reading of errors changes."""
+    if name in ("measure", "measured_at"):
+        return None
+    if name == "sinkhorn_order":
+        return replace(changed, variants=("sinkhorn",))
+    if name == "balance_load":
+        return replace(changed, losses=("gating",))
+    if name == "baseline_decay":
+        return replace(changed, losses=("reinforce",))
+    return changed
+
+
+def _merge(panels: Paper, changed: Paper, results: list[Result], fresh: list[Result] | None, out: Path) -> list[Result]:
+    """The runs of the panels, with those that were trained again, or measured otherwise, in their places."""
+    by_run = {_identity(result): result for result in results}
+    if fresh is None:
+        measured: list[Result] = []
+        for name in panels.units():
+            full = replace(panels, sweeps=True)
+            trained = load_unit(out, name, full) or load_unit(out, name, panels)
+            measured += trained.results(changed) if trained is not None else []
+        fresh = measured
+    by_run.update({_identity(result): result for result in fresh})
+    wanted = {
+        (run.loss, run.variant, run.method, run.temperature, run.seed, run.balance_weight, run.learning_rate)
+        for run in panels.runs()
+    }
+    return [result for key, result in by_run.items() if key in wanted]
+
+
+def _identity(result: Result) -> tuple[Any, ...]:
+    return (
+        result.loss,
+        result.variant,
+        result.method,
+        result.temperature,
+        result.seed,
+        result.balance_weight,
+        result.learning_rate,
+    )

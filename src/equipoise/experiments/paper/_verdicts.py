@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules and verdicts in Markdown, and their places in the documents that show them.
+
+A document marks a place by two comments, `<!-- begin verdicts -->` and `<!-- end verdicts -->`. What is between them is
+generated: `verdicts`, a table of claims and verdicts; `measured`, the same with what was measured; `rules`, how each
+claim is judged. The first two come from stored claims, and are empty as long as there are none. A test holds documents
+and sources together.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from equipoise.experiments.paper._claims import Claim, judge, read_claims
+
+
+def verdict_table(claims: Sequence[Claim], *, measured: bool = False) -> str:
+    """Renders the claims as a table of GitHub's Markdown.
+
+    Args:
+        claims: what was judged.
+        measured: whether to add what was measured.
+
+    Returns:
+        The table, without a line break at the end.
+
+    Example:
+        >>> claim = Claim(number=1, title="It works.", rule="", measured="", verdict="partly", figures={})
+        >>> print(verdict_table([claim]))
+        | | the paper's claim | verdict |
+        |---|---|---|
+        | 1 | It works. | partly |
+    """
+    head = ["", "the paper's claim", "verdict"] + (["measured"] if measured else [])
+    rows = [head, ["---"] * len(head)]
+    for claim in claims:
+        cells = [str(claim.number), claim.title, claim.verdict] + ([claim.measured] if measured else [])
+        rows.append([_escape(cell) for cell in cells])
+    # The empty heading is one space wide, and the rule has none: as people write them.
+    lines = ["|" + "|".join(row) + "|" if row[0] == "---" else f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines).replace("|  |", "| |", 1)
+
+
+def rule_list() -> str:
+    r"""Renders the rules of all claims as a list: one item a claim, one line a statement.
+
+    Returns:
+        The list, without a line break at the end.
+
+    Example:
+        >>> print("\n".join(rule_list().splitlines()[:2]))
+        1. **With REINFORCE, Sample and Sample Skip IW solve the task at every temperature >= 1.**
+           - Sample solves at every temperature >= 1 (in part: half of these runs are solved)
+    """
+    lines: list[str] = []
+    # Rules do not depend on results; only their grades do.
+    for claim in judge([], {}):
+        lead = f"{claim.number}. "
+        lines.append(f"{lead}**{_escape(claim.title)}**")
+        for part in claim.parts:
+            lines.append(f"{' ' * len(lead)}- {'' if part.core else 'secondary: '}{_escape(part.rule)}")
+    return "\n".join(lines)
+
+
+def _escape(text: str) -> str:
+    """Keeps signs from being read as Markdown or HTML: p(y|x) would end a cell."""
+    return text.replace("|", r"\|").replace("<", "&lt;")
+
+
+def fill_verdicts(document: str, claims: Sequence[Claim]) -> str:
+    r"""Puts what is generated between the marks of a document; without claims, no verdicts.
+
+    Args:
+        document: its text.
+        claims: what was judged, or nothing.
+
+    Returns:
+        The new text. A document without marks is returned as it is.
+
+    Example:
+        >>> fill_verdicts("Before <!-- begin verdicts -->\nold\n<!-- end verdicts --> after", [])
+        'Before <!-- begin verdicts -->\n<!-- end verdicts --> after'
+    """
+    contents = {
+        "verdicts": verdict_table(claims) if claims else "",
+        "measured": verdict_table(claims, measured=True) if claims else "",
+        "rules": rule_list(),
+    }
+    for name, content in contents.items():
+        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        text = f"{content}\n" if content else ""
+        # A function, because a table may hold what a replacement string would read as a reference.
+        document = pattern.sub(lambda found, text=text: f"{found[1]}{text}{found[2]}", document)
+    return document
+
+
+def find_claims(root: Path) -> Path | None:
+    """Finds the stored claims that the documents show: the latest `benchmarks/<date>-claims.json`.
+
+    Args:
+        root: of the repository.
+
+    Returns:
+        The file, or None.
+    """
+    stored = sorted((root / "benchmarks").glob("*-claims.json"))
+    return stored[-1] if stored else None
+
+
+def update_documents(root: Path) -> list[Path]:
+    """Writes rules, and the verdicts of the stored claims, into README.md and docs/reproduction.md.
+
+    Args:
+        root: of the repository.
+
+    Returns:
+        The documents that changed.
+    """
+    stored = find_claims(root)
+    claims = [] if stored is None else read_claims(stored)
+    changed: list[Path] = []
+    for path in (root / "README.md", root / "docs" / "reproduction.md"):
+        before = path.read_text(encoding="utf-8")
+        after = fill_verdicts(before, claims)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            changed.append(path)
+    return changed

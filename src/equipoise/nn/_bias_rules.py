@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules that select by the logits and a number for each expert, which is updated between steps, outside forward.
+
+Legend: T rows (tokens), E experts, K experts a row.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from equipoise._core import check_at_least, check_fraction, check_positive
+from equipoise.assignment import assign
+from equipoise.nn._routing import Routing
+from equipoise.nn._rules import Choice, RouteRequest
+from equipoise.nn._selection import choose_top
+from equipoise.ops import count_groups
+
+
+class WideBuffers(nn.Module):
+    """A module whose floating-point buffers stay float32 when the model is cast: small steps vanish in half precision.
+
+    They still move between devices.
+    """
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "WideBuffers":
+        wide = {name: x for name, x in self._buffers.items() if x is not None and x.is_floating_point()}
+        super()._apply(fn, recurse)
+        for name, before in wide.items():
+            after = self._buffers[name]
+            if after is not None and after.dtype != before.dtype:
+                self._buffers[name] = before.to(after.device)
+        return self
+
+
+class RunningPrices(WideBuffers):
+    r"""The exact prices of balanced assignments, averaged over past batches.
+
+    For each batch that is observed, the noise-free assignment of the logits at capacity ceil(n/E) is solved, and its
+    prices, shifted to mean 0, enter
+
+    .. math::
+        \bar\lambda \leftarrow \bar\lambda + \alpha_t (\lambda_t - \bar\lambda), \qquad
+        \alpha_t = \max\{1 - \text{decay}, 1/t\},
+
+    so that the first batches are averaged plainly. `argmax_j a_ij - prices_j` then needs no batch, is causal, and
+    stays near balance as long as the rows resemble those seen. Prices are in logit units.
+
+    Example:
+        >>> average = RunningPrices(2)
+        >>> average.take(torch.tensor([[3.0, 0.0], [1.0, 0.0]]))
+        >>> average.prices  # any price between 1 and 3 would do; 2 apart from each other, mean 0
+        tensor([...])
+    """
+
+    prices: Tensor
+    batches: Tensor
+
+    def __init__(self, num_experts: int, decay: float = 0.95, *, device: torch.device | str | None = None) -> None:
+        """Starts at 0.
+
+        Args:
+            num_experts: E.
+            decay: how much of the average stays, in [0, 1); 0.95 remembers some 20 batches.
+            device: of the buffers.
+        """
+        super().__init__()
+        check_fraction("decay", decay)
+        self.decay = decay
+        self.register_buffer("prices", torch.zeros(num_experts, device=device))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device=device))
+
+    @torch.no_grad()
+    def take(self, logits: Float[Tensor, "T E"], mask: Tensor | None = None) -> None:
+        """Solves one batch and takes its prices in. A batch without rows changes nothing.
+
+        Args:
+            logits: the router's, without noise.
+            mask: False for rows that do not count.
+        """
+        a = assign(logits, mask=mask)
+        rows = a.counts.sum()
+        self.batches += rows > 0
+        rate = (1.0 / self.batches.clamp_min(1)).clamp_min(1 - self.decay) * (rows > 0)
+        self.prices += (rate * (a.prices - a.prices.mean() - self.prices)).to(self.prices.dtype)
+
+    def extra_repr(self) -> str:
+        """Shows the settings."""
+        return f"{self.prices.shape[0]}, decay={self.decay}"
+
+
+class Priced(nn.Module):
+    """Selects by logits minus the average price of past batches, gated by p. No batch is needed to route.
+
+    What loss-free biases and quantile balancing approach step by step, from the exact solution of the dual problem.
+    """
+
+    gated = True
+
+    def __init__(
+        self,
+        num_experts: int,
+        *,
+        top_k: int = 1,
+        decay: float = 0.95,
+        limited: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Sets up the rule.
+
+        Args:
+            num_experts: E.
+            top_k: K.
+            decay: of the average.
+            limited: whether the layer's capacity holds in training.
+            device: of the buffers.
+        """
+        super().__init__()
+        check_at_least("top_k", top_k, 1)
+        self.top_k, self.limited = top_k, limited
+        self.average = RunningPrices(num_experts, decay, device=device)
+
+    def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+        """Chooses experts.
+
+        Args:
+            logits: the router's.
+            request: everything else.
+
+        Returns:
+            The choice, with the prices that were used.
+        """
+        prices = self.average.prices.clone()  # a record of this step may not change with the next
+        return choose_top(logits.detach() - prices, request, top_k=self.top_k, prices=prices)
+
+    def observe(self, routing: Routing) -> None:
+        """Takes in a batch, after its step.
+
+        Args:
+            routing: what this rule decided.
+        """
+        self.average.take(routing.logits.detach(), routing.mask)
+
+
+class LossFree(WideBuffers):
+    r"""Selects by logits plus a bias that is nudged towards balance after each step; gated by p, without the bias.
+
+    .. math::
+        b_j \leftarrow b_j + u \, \text{sign}(\bar c - c_j),
+
+    with c_j the rows of expert j and the mean over experts. DeepSeek adds the bias to sigmoid scores; here it is added
+    to the logits, so that it is minus a price.
+
+    References:
+        Wang, Gao, Zhao, Sun, Dai, Auxiliary-loss-free load balancing strategy for mixture-of-experts (2024).
+    """
+
+    gated = True
+    bias: Tensor
+
+    def __init__(
+        self,
+        num_experts: int,
+        *,
+        top_k: int = 1,
+        rate: float = 1e-3,
+        limited: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Starts without bias.
+
+        Args:
+            num_experts: E.
+            top_k: K.
+            rate: u, in logit units a step. The published 0.001 is for long runs; short ones need more.
+            limited: whether the layer's capacity holds in training.
+            device: of the buffer.
+        """
+        super().__init__()
+        check_at_least("top_k", top_k, 1)
+        check_positive("rate", rate)
+        self.top_k, self.rate, self.limited = top_k, rate, limited
+        self.register_buffer("bias", torch.zeros(num_experts, device=device))
+
+    def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+        """Chooses experts.
+
+        Args:
+            logits: the router's.
+            request: everything else.
+
+        Returns:
+            The choice, with minus the bias as prices.
+        """
+        return choose_top(logits.detach() + self.bias, request, top_k=self.top_k, prices=-self.bias)
+
+    @torch.no_grad()
+    def observe(self, routing: Routing) -> None:
+        """Moves the bias, after a step.
+
+        Args:
+            routing: what this rule decided.
+        """
+        num_experts = routing.num_experts
+        load = count_groups(routing.indices.reshape(-1), num_experts + 1)[:num_experts]
+        self.bias += self.rate * torch.sign(load.sum() - num_experts * load)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Grouped`: rows in the order of their experts, the form in which experts take them.
+
+Legend: m rows in groups, E experts.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    """Rows grouped by expert, in one of two layouts, both of a shape that is known before any value is.
+
+    - Even (`slots` is a number): expert e owns rows e * slots to (e + 1) * slots - 1. Its own come first; zero rows pad
+      the rest, of which there are none in an exactly balanced batch.
+    - Ragged (`slots` is None): the groups follow each other without gaps. Rows behind the last group belong to nobody
+      (dropped ones): no expert reads them, and their output is zero.
+
+    Attributes:
+        rows: what the experts process, [m, dim].
+        counts: the rows that each expert was given, int64 [E], padding not counted.
+        slots: rows reserved for each expert, or None.
+    """
+
+    rows: Float[Tensor, "m dim"]
+    counts: Int[Tensor, "E"]
+    slots: int | None
+
+    @property
+    def num_experts(self) -> int:
+        """The number of groups, E."""
+        return self.counts.shape[0]
+
+    def ends(self) -> Int[Tensor, "E"]:
+        """Returns where each group ends, int64, on the device."""
+        if self.slots is None:
+            return self.counts.cumsum(0)
+        return torch.arange(1, self.num_experts + 1, device=self.rows.device) * self.slots

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`MoE`: a mixture of experts in place of a feed-forward block.
+
+Legend: T rows (tokens), E experts, K experts a row, dim features.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from equipoise._core import check_input_dim
+from equipoise.nn._build import build_router
+from equipoise.nn._capture import RoutingSource, emit
+from equipoise.nn._dispatch import Dispatcher, LocalDispatcher
+from equipoise.nn._experts import make_experts
+from equipoise.nn._router import Router
+from equipoise.nn._routing import Routing
+from equipoise.nn._rules import RoutingRule
+from equipoise.nn._schedules import Schedule
+
+
+class MoE(RoutingSource):
+    r"""Sparsely gated experts, `x [..., dim] -> [..., dim]`: a drop-in for the feed-forward part of a residual block.
+
+    .. math::
+        y_i = \sum_{j \in \text{indices}_i} \text{scores}_{ij} \, e_j(x_i).
+
+    Rows that no expert processes (dropped, masked) get zeros, so that the residual connection carries them. All leading
+    dimensions together are one batch, which shares the capacity.
+
+    What the router needs in order to learn is not in y: open `capture` around the forward pass and hand the losses to
+    `Surrogate`, which adds the score-function term of each layer, the weights of the rows and the balance losses. Call
+    `routings.update()` after the step, for routers that keep averages, and for schedules.
+
+    Routers by name, with the balance losses that they come with unless you set them:
+
+    ============================  ===================================================================================
+    `sample`, `skip-iw`, `skip`,  The paper's strategies. Marginal entropy 0.1. `sample` knows no capacity, the `gm`
+    `gm-iw`, `gm-sh`, `gm`        ones assign every row, the `skip` ones drop rows beyond the capacity.
+    `switch`                      The most probable expert, gated; drops rows. Balance loss 0.01.
+    `topk`                        The `top_k` most probable experts, gated, as Mixtral; no capacity. Balance loss 0.01.
+    `base`                        The exact balanced assignment of the logits, gated. Assigns every row.
+    `s-base`                      The largest probability after Sinkhorn balancing, gated; drops rows.
+    `hash`                        A hash of `token_ids`, else of the position; not gated; drops rows.
+    `loss-free`, `priced`         Logits plus a learnt bias, minus the average exact price; gated; no capacity.
+    `dense`                       All experts, averaged with the router's probabilities.
+    ============================  ===================================================================================
+
+    A router of your own is a rule, `rule(logits, request) -> Choice`, or a whole `Router`.
+
+    Example:
+        >>> import equipoise as eq
+        >>> moe = eq.nn.MoE(16, 4, router="gm-iw", capacity_factor=1.0)
+        >>> with eq.nn.capture(moe) as routings:
+        ...     y = moe(torch.randn(2, 8, 16))
+        >>> y.shape, routings[0].stats.load.tolist()
+        (torch.Size([2, 8, 16]), [4, 4, 4, 4])
+
+    References:
+        Kool, Maddison, Mnih, Unbiased gradient estimation with balanced assignments for mixtures of experts (2021).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_experts: int,
+        *,
+        hidden_dim: int | None = None,
+        router: str | RoutingRule | Router = "skip-iw",
+        capacity_factor: float | None = 1.25,
+        eval_capacity_factor: float | None = None,
+        evaluation: str = "argmax",
+        top_k: int = 1,
+        loss: str = "reinforce",
+        temperature: float | Schedule = 1.0,
+        sinkhorn_first: bool = False,
+        importance: bool = True,
+        experts: str | nn.Module | Sequence[nn.Module] = "mlp",
+        balance_loss: float | None = None,
+        marginal_entropy: float | None = None,
+        z_loss: float = 0.0,
+        dispatcher: Dispatcher | None = None,
+        router_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Builds router and experts.
+
+        Args:
+            dim: features of a row.
+            num_experts: E.
+            hidden_dim: width of an expert's hidden layer; None: 4 * dim.
+            router: a name, a rule or a `Router`; with the latter, the options of routing are the router's own.
+            capacity_factor: in training an expert takes at most ceil(capacity_factor * T / E) rows; None: no limit.
+                Routers that know no capacity (see above) are not concerned.
+            eval_capacity_factor: the same in evaluation, for every router; None: no limit.
+            evaluation: "argmax": each row takes its most probable expert (`topk`, `hash`, `loss-free`, `priced` and
+                `dense` do what they do in training); "priced": the largest logit minus a running average of the exact
+                prices, which stays near balance and needs no batch.
+            top_k: K, for `topk`, `loss-free` and `priced`.
+            loss: of the paper's strategies, "reinforce" or "gating"; the others are gated.
+            temperature: of the paper's strategies: a number, or a function of the number of updates so far, such as
+                `LinearSchedule`.
+            sinkhorn_first: for the paper's strategies: balance the proposal in expectation before sampling.
+            importance: for the paper's strategies: whether p/q is part of the weights.
+            experts: "mlp" or "swiglu"; a module [m, dim] -> [m, dim] to be copied, or E of them; or an `Experts`.
+            balance_loss: weight of the balance loss; None: the router's, as above.
+            marginal_entropy: weight of the marginal-entropy loss; None: the router's, as above. The paper's setting: 0.
+            z_loss: weight of the z-loss.
+            dispatcher: how rows reach their experts; None: on this device.
+            router_dtype: of the gate's parameters; None: `dtype`.
+            device: of the parameters.
+            dtype: of the parameters.
+        """
+        super().__init__()
+        self.dim, self.num_experts = dim, num_experts
+        self.router = build_router(
+            router,
+            dim,
+            num_experts,
+            capacity_factor=capacity_factor,
+            eval_capacity_factor=eval_capacity_factor,
+            evaluation=evaluation,
+            loss_weights={"balance_loss": balance_loss, "marginal_entropy": marginal_entropy, "z_loss": z_loss},
+            device=device,
+            dtype=dtype if router_dtype is None else router_dtype,
+            options={
+                "top_k": top_k,
+                "loss": loss,
+                "sinkhorn_first": sinkhorn_first,
+                "importance": importance,
+                "temperature": temperature,
+            },
+        )
+        hidden = 4 * dim if hidden_dim is None else hidden_dim
+        self.experts = make_experts(experts, dim, num_experts, hidden, device=device, dtype=dtype)
+        self.dispatcher = LocalDispatcher() if dispatcher is None else dispatcher
+
+    def forward(
+        self,
+        x: Float[Tensor, "*shape dim"],
+        *,
+        mask: Bool[Tensor, "*shape"] | None = None,
+        token_ids: Int[Tensor, "*shape"] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "*shape dim"]:
+        """Routes the rows, runs the experts, and combines their outputs.
+
+        Args:
+            x: the rows.
+            mask: False for rows that take no expert (padding).
+            token_ids: integers, for the router `hash`.
+            generator: where randomness comes from; None is torch's global stream. `torch.compile` and activation
+                checkpointing need None.
+
+        Returns:
+            The output, in shape and dtype of x; zeros for rows that no expert processed.
+        """
+        check_input_dim(x, self.dim)
+        routing: Routing = self.router(x, mask=mask, token_ids=token_ids, generator=generator)
+        tokens, metadata = self.dispatcher.dispatch(x.reshape(-1, self.dim), routing)
+        y = self.dispatcher.combine(self.experts(tokens), metadata)
+        return emit(self, routing, y.to(x.dtype).reshape(x.shape))
+
+    def observe(self, routing: Routing) -> None:
+        """Updates the router's averages and schedules, after the step; `routings.update()` calls it.
+
+        Args:
+            routing: of this layer.
+        """
+        self.router.observe(routing)
+
+    def extra_repr(self) -> str:
+        """Shows the sizes."""
+        return f"{self.dim}, {self.num_experts}"

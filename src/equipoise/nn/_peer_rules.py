@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules without state that people would compare with: Switch, top-k, BASE, S-BASE, hash, and all experts at once.
+
+Legend: T rows (tokens), E experts, K experts a row.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from equipoise._core import check_at_least
+from equipoise.assignment import assign
+from equipoise.balancing import sinkhorn
+from equipoise.nn._rules import Choice, RouteRequest, at_experts
+from equipoise.nn._selection import choose, choose_top
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Sends each row to the K experts of largest probability, gated.
+
+    With K = 1 and a limit this is Switch: rows beyond an expert's capacity are dropped, the last of the batch first.
+    With K = 2 and no limit it is Mixtral's.
+
+    Attributes:
+        top_k: K.
+        limited: whether the layer's capacity holds in training.
+
+    References:
+        Shazeer, Mirhoseini, Maziarz, Davis, Le, Hinton, Dean, Outrageously large neural networks (2017).
+        Fedus, Zoph, Shazeer, Switch transformers (2021).
+        Jiang and others, Mixtral of experts (2024).
+    """
+
+    top_k: int = 1
+    limited: bool = False
+    gated: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Checks the number of experts a row."""
+        check_at_least("top_k", self.top_k, 1)
+
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+        """Chooses experts.
+
+        Args:
+            logits: the router's.
+            request: everything else.
+
+        Returns:
+            The choice.
+        """
+        return choose_top(logits, request, top_k=self.top_k)
+
+
+@dataclass(frozen=True)
+class Base:
+    """Solves the balanced assignment of the logits exactly, without noise (temperature 0), gated by p.
+
+    In evaluation each row takes the expert of largest probability, as BASE layers do.
+
+    References:
+        Lewis, Bhosale, Dettmers, Goyal, Zettlemoyer, BASE layers (2021).
+    """
+
+    gated: ClassVar[bool] = True
+    top_k: ClassVar[int] = 1
+    limited: ClassVar[bool] = True
+
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+        """Chooses experts.
+
+        Args:
+            logits: the router's.
+            request: everything else.
+
+        Returns:
+            The choice, with the prices and the gap of the assignment in training.
+        """
+        if not request.training:
+            return choose_top(logits, request)
+        rows, num_experts = logits.shape
+        capacity = max(rows, 1) if request.capacity is None else request.capacity
+        a = assign(logits.detach(), capacity, mask=request.mask)
+        indices = a.z.unsqueeze(1)
+        scores = at_experts(request.log_p, indices).exp()
+        return Choice(
+            indices=indices,
+            scores=scores if request.mask is None else torch.where(indices < num_experts, scores, 0.0),
+            prices=a.prices,
+            gap=a.gap,
+            capacity=request.capacity,
+            exactly_balanced=request.mask is None and capacity * num_experts == rows,
+        )
+
+
+@dataclass(frozen=True)
+class SinkhornBase:
+    """Balances the router's distribution in expectation, and takes the largest balanced probability; gated by p.
+
+    The argmax of a balanced distribution is not quite balanced, so that rows beyond the capacity are dropped. In
+    evaluation each row takes the expert of largest probability.
+
+    References:
+        Clark and others, Unified scaling laws for routed language models (2022), section 3.1.
+    """
+
+    gated: ClassVar[bool] = True
+    top_k: ClassVar[int] = 1
+    limited: ClassVar[bool] = True
+
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+        """Chooses experts.
+
+        Args:
+            logits: the router's.
+            request: everything else.
+
+        Returns:
+            The choice, with the prices and the iterations of the balancing in training.
+        """
+        if not request.training:
+            return choose_top(logits, request)
+        balanced = sinkhorn(logits.detach(), mask=request.mask)
+        return choose_top(balanced.log_p, request, prices=balanced.prices, work=balanced.iterations)
+
+
+@dataclass(frozen=True)
+class Hash:
+    """Sends each row to an expert by a fixed hash of its token id; of its position where no ids are given. No gate.
+
+    Nothing is learnt: the logits are computed for the record, and no gradient reaches them.
+
+    Attributes:
+        seed: picks one of many hash functions; give each layer its own.
+
+    References:
+        Roller, Sukhbaatar, Szlam, Weston, Hash layers for large sparse models (2021).
+    """
+
+    seed: int = 0
+    gated: ClassVar[bool] = False
+    top_k: ClassVar[int] = 1
+    limited: ClassVar[bool] = True
+
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+        """Chooses experts.
+
+        Args:
+            logits: only their shape matters.
+            request: everything else.
+
+        Returns:
+            The choice.
+        """
+        keys = request.positions if request.token_ids is None else request.token_ids
+        z = hash_integers(keys, self.seed) % logits.shape[-1]
+        return choose(z.unsqueeze(1), request, gated=False)
+
+
+def hash_integers(keys: Int[Tensor, "..."], seed: int = 0) -> Int[Tensor, "..."]:
+    """Scrambles integers: three rounds of multiply and xor-shift on 62 bits, each of which is invertible.
+
+    Args:
+        keys: any integers.
+        seed: picks the function.
+
+    Returns:
+        int64 in [0, 2^62).
+
+    Example:
+        >>> (hash_integers(torch.arange(8)) % 4).tolist()
+        [...]
+    """
+    bits = (1 << 62) - 1
+    x = (keys.long() + (seed * 0x1E3779B97F4A7C15) % bits) & bits
+    for multiplier in (0x3F58476D1CE4E5B9, 0x14D049BB133111EB, 0x2545F4914F6CDD1D):
+        x = ((x ^ (x >> 31)) * multiplier) & bits  # int64 products wrap around, as they should
+    return x ^ (x >> 31)
+
+
+@dataclass(frozen=True)
+class Dense:
+    r"""Runs every expert on every row and averages their outputs with the router's probabilities: K = E.
+
+    The layer's output is :math:`\sum_j p_j e_j(x)`, differentiable in everything, so its gradient is exact: that of
+    the loss of the **average output**. The paper's objective is the **average loss** :math:`\sum_j p_j f(e_j(x))`, an
+    expectation over experts of the loss under each. The two agree only where the loss is linear in the layer's output;
+    for a convex loss that of the average output is smaller (Jensen's inequality). So this is what a mixture without
+    sparsity reaches, at E times the cost, not the gradient that `skip-iw` or `gm-iw` estimate. That one needs the
+    loss under every expert, which a layer does not see; `equipoise.reference` enumerates it.
+    """
+
+    gated: ClassVar[bool] = True
+    top_k: ClassVar[int] = 1  # when it is evaluated by prices, which is sparse
+    limited: ClassVar[bool] = False
+
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+        """Takes all experts.
+
+        Args:
+            logits: the router's.
+            request: everything else.
+
+        Returns:
+            The choice.
+        """
+        rows, num_experts = logits.shape
+        indices = torch.arange(num_experts, device=logits.device).expand(rows, num_experts)
+        return Choice(indices=indices, scores=request.log_p.exp(), capacity=max(rows, 1))

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Router`: from rows to a `Routing`.
+
+Legend: T rows (tokens), E experts, K experts a row, dim features.
+"""
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from equipoise._core import (
+    check_at_least,
+    check_capacity_factor,
+    check_choice,
+    check_input_dim,
+    check_mask,
+    check_one_of,
+    check_rows_like,
+    check_temperature,
+    check_top_k,
+)
+from equipoise.estimators import load_balance_loss, marginal_entropy_loss, z_loss
+from equipoise.nn._bias_rules import Priced, RunningPrices, WideBuffers
+from equipoise.nn._routing import Routing
+from equipoise.nn._rules import Choice, RouteRequest, RoutingRule
+from equipoise.nn._schedules import Schedule
+from equipoise.nn._selection import choose_top
+from equipoise.ops import log_softmax
+
+EVALUATIONS = ("argmax", "priced")
+
+
+class Router(WideBuffers):
+    """A linear gate, and a rule that turns its logits into a choice of experts.
+
+    Logits, softmax and rule work in float32 (float64 for float64), also under autocast and with half-precision
+    parameters. Whatever changes between steps (averages, biases, the temperature of a schedule) changes in `observe`,
+    never in forward, which may run more than once a step. To replace the gate, subclass and override `logits`.
+
+    Example:
+        >>> from equipoise.nn import TopK
+        >>> router = Router(8, 4, TopK(2))
+        >>> routing = router(torch.randn(3, 5, 8))
+        >>> routing.indices.shape, routing.shape
+        (torch.Size([15, 2]), (3, 5))
+    """
+
+    temperature: Tensor
+    updates: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        num_experts: int,
+        rule: RoutingRule,
+        *,
+        capacity_factor: float | None = 1.25,
+        eval_capacity_factor: float | None = None,
+        evaluation: str = "argmax",
+        temperature: float | Schedule = 1.0,
+        loss_weights: Mapping[str, float] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Builds the gate, with small weights, so that the experts start out about equally likely.
+
+        Args:
+            dim: features of a row.
+            num_experts: E.
+            rule: from logits to a choice of experts; a module is registered, with its buffers.
+            capacity_factor: in training an expert takes at most ceil(capacity_factor * T / E) rows; None: no limit.
+            eval_capacity_factor: the same in evaluation.
+            evaluation: "argmax": what the rule does in evaluation; "priced": see `RunningPrices`.
+            temperature: for rules that sample: a number, or a function of the number of `observe` calls so far.
+            loss_weights: weights of "load-balance", "marginal-entropy" and "z".
+            device: of the parameters.
+            dtype: of the parameters.
+        """
+        super().__init__()
+        check_at_least("dim", dim, 1)
+        check_at_least("num_experts", num_experts, 1)
+        check_capacity_factor("capacity_factor", capacity_factor)
+        check_capacity_factor("eval_capacity_factor", eval_capacity_factor)
+        check_one_of("evaluation", evaluation, EVALUATIONS)
+        check_top_k(getattr(rule, "top_k", 1), num_experts)
+        self.dim, self.num_experts = dim, num_experts
+        self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
+        self.evaluation = evaluation
+        self.loss_weights = dict(loss_weights or {})
+        self.rule = rule
+        self.weight = nn.Parameter(torch.empty(num_experts, dim, device=device, dtype=dtype))
+        own_prices = evaluation == "argmax" or isinstance(rule, Priced)
+        self.average = None if own_prices else RunningPrices(num_experts, device=device)
+        self._set_temperature(temperature, device)
+        self.reset_parameters()
+
+    def _set_temperature(self, temperature: float | Schedule, device: torch.device | str | None) -> None:
+        """Keeps a number as it is; what changes is a tensor, so that compiled code need not be compiled again."""
+        self.schedule = temperature if callable(temperature) else None
+        start = temperature(0) if callable(temperature) else temperature
+        check_temperature(start, positive=False)
+        self.fixed_temperature = float(start)
+        self.register_buffer("temperature", torch.tensor(float(start), device=device))
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64, device=device))
+
+    def reset_parameters(self) -> None:
+        """Draws the gate anew, with standard deviation sqrt(0.1 / dim) (Fedus and others 2021, section 2.4)."""
+        nn.init.normal_(self.weight, std=math.sqrt(0.1 / self.dim))
+
+    def logits(self, x: Float[Tensor, "T dim"]) -> Float[Tensor, "T E"]:
+        """Computes the logits. Autocast is off here.
+
+        Args:
+            x: the rows, at least float32.
+
+        Returns:
+            The logits, in the dtype of x.
+        """
+        return F.linear(x, self.weight.to(x.dtype))
+
+    def forward(
+        self,
+        x: Float[Tensor, "*shape dim"],
+        *,
+        mask: Bool[Tensor, "*shape"] | None = None,
+        token_ids: Int[Tensor, "*shape"] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Routing:
+        """Routes rows.
+
+        Args:
+            x: the rows; all leading dimensions together are one batch of T rows.
+            mask: False for rows that take no expert (padding).
+            token_ids: for routers that look at them.
+            generator: where randomness comes from; None is torch's global stream, which activation checkpointing
+                restores.
+
+        Returns:
+            The routing.
+        """
+        check_input_dim(x, self.dim)
+        shape = tuple(x.shape[:-1])
+        check_mask(mask, shape)
+        check_rows_like("token_ids", token_ids, shape)
+        flat_mask = None if mask is None else mask.reshape(-1)
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            wide = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
+            logits = self.logits(x.reshape(-1, self.dim).to(wide))
+            log_p = log_softmax(logits)
+            request = RouteRequest(
+                log_p=log_p,
+                capacity=self.capacity(logits.shape[0]),
+                mask=flat_mask,
+                token_ids=None if token_ids is None else token_ids.reshape(-1).long(),
+                positions=_positions(shape, x.device),
+                training=self.training,
+                temperature=self.fixed_temperature if self.schedule is None else self.temperature,
+                generator=generator,
+            )
+            return self._complete(logits, request, self._choose(logits, request), shape)
+
+    def capacity(self, rows: int) -> int | None:
+        """Returns how many of T rows an expert may take in this mode, at least 1; None: any number.
+
+        Args:
+            rows: T. Masked rows count too: how many there are is not known without waiting for the device.
+        """
+        limited = getattr(self.rule, "limited", True)
+        factor = (self.capacity_factor if limited else None) if self.training else self.eval_capacity_factor
+        if factor is None:
+            return None
+        # In whole numbers: 1.1 * 10 is a little more than 11 in floats, and sizes may be symbols while tracing.
+        above, below = Fraction(factor).limit_denominator(10**6).as_integer_ratio()
+        return max(-(-above * rows // (below * self.num_experts)), 1)
+
+    def _choose(self, logits: Tensor, request: RouteRequest) -> Choice:
+        """Asks the rule, or the running prices in evaluation."""
+        if self.training or self.average is None:
+            return self.rule(logits, request)
+        prices = self.average.prices.clone()
+        rule: Any = self.rule
+        top_k, gated = getattr(rule, "top_k", 1), getattr(rule, "gated", True)
+        return choose_top(logits.detach() - prices, request, top_k=top_k, gated=gated, prices=prices)
+
+    def _complete(self, logits: Tensor, request: RouteRequest, choice: Choice, shape: tuple[int, ...]) -> Routing:
+        """Adds what is the same for all rules."""
+        check_choice(choice.indices, choice.scores, logits.shape[0])
+        indices, scores, mask = choice.indices, choice.scores, request.mask
+        if mask is not None:
+            indices = torch.where(mask.unsqueeze(1), indices, self.num_experts)
+            scores = torch.where(mask.unsqueeze(1), scores, 0.0)
+        if choice.weight is not None:
+            weight = choice.weight.detach()
+        else:
+            weight = logits.new_ones(logits.shape[0]) if mask is None else mask.to(logits.dtype)
+        return Routing(
+            logits=logits,
+            log_p=request.log_p,
+            indices=indices,
+            scores=scores,
+            weight=weight,
+            kept=(indices < self.num_experts).any(1),
+            sample=choice.sample,
+            prices=choice.prices,
+            gap=choice.gap,
+            work=choice.work,
+            capacity=choice.capacity,
+            mask=mask,
+            shape=shape,
+            score_function=choice.score_function,
+            exactly_balanced=choice.exactly_balanced,
+            balance_losses=self._balance_losses(logits, request) if self.training else {},
+        )
+
+    def _balance_losses(self, logits: Tensor, request: RouteRequest) -> dict[str, Tensor]:
+        """Computes the losses that have a weight, each times its weight."""
+        losses: dict[str, Tensor] = {}
+        for name, weight in self.loss_weights.items():
+            if name == "load-balance":
+                losses[name] = weight * load_balance_loss(request.log_p, mask=request.mask)
+            elif name == "marginal-entropy":
+                losses[name] = weight * marginal_entropy_loss(request.log_p, mask=request.mask)
+            else:
+                losses[name] = weight * z_loss(logits, mask=request.mask)
+        return losses
+
+    @torch.no_grad()
+    def observe(self, routing: Routing) -> None:
+        """Updates what changes between steps: the rule's state, the running prices, the temperature.
+
+        Args:
+            routing: what this router decided in the step that is over.
+        """
+        observe = getattr(self.rule, "observe", None)
+        if observe is not None:
+            observe(routing)
+        if self.average is not None:
+            self.average.take(routing.logits.detach(), routing.mask)
+        self.updates += 1
+        if self.schedule is not None:
+            self.temperature.fill_(self.schedule(int(self.updates)))
+
+    def extra_repr(self) -> str:
+        """Shows the settings."""
+        rule = "" if isinstance(self.rule, nn.Module) else f", rule={self.rule!r}"
+        return (
+            f"{self.dim}, {self.num_experts}{rule}, capacity_factor={self.capacity_factor}, "
+            f"evaluation={self.evaluation!r}, loss_weights={self.loss_weights}"
+        )
+
+
+def _positions(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Returns the place of each row along the last leading dimension."""
+    if not shape:
+        return torch.zeros(1, dtype=torch.int64, device=device)
+    return torch.arange(shape[-1], device=device).expand(shape).reshape(-1)

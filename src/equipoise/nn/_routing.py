@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Routing`: where the rows of one forward pass of one layer went, and why.
+
+Legend: T rows (tokens), E experts, K experts a row.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from equipoise.nn._stats import RoutingStats, routing_stats
+from equipoise.sampling import Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """A router's decision for T rows, the same record for every router.
+
+    Iterating over it gives (logits, scores, indices), the triple that Hugging Face's routers return.
+
+    Attributes:
+        logits: the router's logits, with gradient; float32, or float64 for float64 input.
+        log_p: log_softmax(logits), with gradient.
+        indices: the experts of each row; E stands for "no expert" (dropped, masked).
+        scores: the factor of each expert's output, 0 where there is no expert. With gradient where the router learns
+            through it.
+        weight: the weight of each row's loss, detached. The paper's strategies: p/q and what makes up for dropped
+            rows, so 0 for those. Any other router: 1, for dropped rows too. 0 for masked rows.
+        kept: whether at least one expert processes the row.
+        sample: the draw, of the paper's strategies in training; else None.
+        prices: what each expert costs in logit units, where the router solved for it or keeps an average of it.
+        gap: the optimality gap of the assignment, where one was solved.
+        work: passes over the matrix that a solver took, where it counts them.
+        capacity: rows that an expert may take in this forward pass; None: no limit.
+        mask: rows that take an expert; None for all of them.
+        shape: the leading dimensions of the input, x [*shape, dim]; their product is T.
+        score_function: whether the router learns by the score function: a surrogate adds the gradient of log p at
+            `sample.z`, times weight and loss.
+        exactly_balanced: known without looking at a tensor: every expert has exactly T/E rows, none is dropped or
+            masked, K is 1.
+        balance_losses: scalars to add to the loss, with their weights in them; only those whose weight is not 0.
+    """
+
+    logits: Float[Tensor, "T E"]
+    log_p: Float[Tensor, "T E"]
+    indices: Int[Tensor, "T K"]
+    scores: Float[Tensor, "T K"]
+    weight: Float[Tensor, "T"]
+    kept: Bool[Tensor, "T"]
+    sample: Sample | None
+    prices: Float[Tensor, "E"] | None
+    gap: Float[Tensor, ""] | None
+    work: Int[Tensor, ""] | None
+    capacity: int | None
+    mask: Bool[Tensor, "T"] | None
+    shape: tuple[int, ...]
+    score_function: bool
+    exactly_balanced: bool
+    balance_losses: Mapping[str, Tensor]
+
+    @property
+    def num_experts(self) -> int:
+        """The number of experts, E; also the index that stands for "no expert"."""
+        return self.logits.shape[-1]
+
+    @property
+    def num_points(self) -> int | Int[Tensor, ""]:
+        """Rows that are not masked: a number without a mask, else a tensor, so that nothing waits for a device."""
+        return self.logits.shape[0] if self.mask is None else self.mask.sum()
+
+    @cached_property
+    def stats(self) -> RoutingStats:
+        """Telemetry, computed when it is read for the first time: a forward pass pays nothing for it."""
+        return routing_stats(self)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yields logits, scores and indices, in this order."""
+        yield from (self.logits, self.scores, self.indices)
+
+    def to_routing_map(self) -> tuple[Float[Tensor, "T E"], Bool[Tensor, "T E"]]:
+        """Converts to Megatron-core's form.
+
+        Returns:
+            The factors as a matrix that is 0 wherever an expert does not process a row, with gradient; and where
+            they are not absent, as booleans.
+        """
+        rows, experts = self.logits.shape
+        probs = self.scores.new_zeros([rows, experts + 1]).scatter(1, self.indices, self.scores)
+        routing_map = torch.zeros_like(probs, dtype=torch.bool).scatter_(1, self.indices, True)
+        return probs[:, :experts], routing_map[:, :experts]

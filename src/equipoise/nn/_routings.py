@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Routings`: what a capture collected, and the end of a training step."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
+
+import torch
+
+from equipoise._core import check_captured, check_first_use
+from equipoise.nn._capture import Emission, RoutingSource
+from equipoise.nn._monitor import watch
+from equipoise.nn._routing import Routing
+
+
+class Routings(Sequence[Routing]):
+    """The `Routing` of every layer of a forward pass, in order of execution; made by `capture`.
+
+    A sequence of records. They serve one `Surrogate` (`consume`) and one `update`.
+    """
+
+    def __init__(self, names: list[str], sources: list[RoutingSource], sinks: list[list[Emission]]) -> None:
+        """Made by `capture`.
+
+        Args:
+            names: of all layers that may appear.
+            sources: the layers.
+            sinks: the lists that they append to.
+        """
+        self._names = names
+        self._sources = sources
+        self._sinks = sinks
+        self._consumed = False
+        self._updated = False
+
+    def _entries(self) -> list[tuple[int, Emission]]:
+        """Returns the records so far with the number of their layer, in order of execution."""
+        entries = [(layer, emission) for layer, sink in enumerate(self._sinks) for emission in sink]
+        return sorted(entries, key=_when(entries))
+
+    @overload
+    def __getitem__(self, index: int) -> Routing: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Routing]: ...
+    def __getitem__(self, index: int | slice) -> Routing | list[Routing]:
+        """Returns the record at a position."""
+        routings = [emission.routing for _, emission in self._entries()]
+        return routings[index]
+
+    def __iter__(self) -> Iterator[Routing]:
+        """Yields the records."""
+        yield from self[:]
+
+    def __len__(self) -> int:
+        """Returns the number of records."""
+        return sum(map(len, self._sinks))
+
+    @property
+    def modules(self) -> list[RoutingSource]:
+        """The layer that made each record."""
+        return [self._sources[layer] for layer, _ in self._entries()]
+
+    @property
+    def names(self) -> list[str]:
+        """The name in the model of the layer that made each record; empty if the layer is the model."""
+        return [self._names[layer] for layer, _ in self._entries()]
+
+    def stats(self) -> dict[str, dict[str, float | int | list[int]]]:
+        """Reads the telemetry of every layer into plain numbers, for any logger; waits for the device.
+
+        Returns:
+            `Routing.stats.to_dict()` by the layer's name; of its last call where it was called more than once.
+        """
+        return {name: routing.stats.to_dict() for name, routing in zip(self.names, self, strict=True)}
+
+    def consume(self) -> list[Emission]:
+        """Gives the records to the one surrogate that they serve, and closes the capture.
+
+        Returns:
+            The records, with what is known where they were made.
+        """
+        check_captured(len(self))
+        check_first_use(self._consumed, "used by one Surrogate call")
+        self._consumed = True
+        for source, sink in zip(self._sources, self._sinks, strict=True):
+            if source.routing_sink is sink:
+                # The list is complete: a forward pass from here on (a residual's, a recomputation) is not part of it.
+                source.routing_sink = None
+        return [emission for _, emission in self._entries()]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Ends a training step: what layers learn without gradient, and a look at whether routing is in order.
+
+        Calls `observe` of every layer that is in training mode, once for every record: loss-free biases, running
+        averages of prices. To be called after backward, since checkpointing routes again in there and must find what
+        the forward pass found. Every so many calls the fraction of rows dropped and the effective sample size are
+        read; if they stay bad, one `RoutingWarning` says which layers, and what to change.
+        """
+        check_captured(len(self))
+        check_first_use(self._updated, "used by one update")
+        self._updated = True
+        for source, routing in zip(self.modules, self, strict=True):
+            if source.training:
+                source.observe(routing)
+        watch(self.names, self.modules, list(self))
+
+
+def _when(entries: list[tuple[int, Emission]]) -> Callable[[tuple[int, Emission]], tuple[int, int]]:
+    """Returns what to sort records by.
+
+    The numbers of autograd nodes grow with time, whoever made them; those of one compiled graph share a node, and were
+    counted when it was traced. Without nodes (no gradients, reentrant checkpoints), counting is all there is.
+    """
+    nodes = [emission.node or emission.routing.logits.grad_fn for _, emission in entries]
+    made = {id(emission): node for (_, emission), node in zip(entries, nodes, strict=True)}
+    if any(node is None for node in nodes):
+        return lambda entry: (0, entry[1].order)
+    return lambda entry: (made[id(entry[1])]._sequence_nr(), entry[1].order)  # pyright: ignore

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a routing rule is: from logits to a choice of experts. A router of your own is one function or module like it.
+
+Legend: T rows (tokens), E experts, K experts a row.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from equipoise.ops import count_groups, rank_within_groups
+from equipoise.sampling import Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteRequest:
+    """What a rule may take into account besides the logits.
+
+    Attributes:
+        log_p: log_softmax(logits), with gradient.
+        capacity: rows that an expert may take; None: no limit.
+        mask: rows that take an expert; None for all of them.
+        token_ids: an integer for each row, if the caller gave them.
+        positions: the index of each row along the last of the leading dimensions of the input: its place in its
+            sequence.
+        training: whether the layer is in training mode.
+        temperature: of the proposal, for rules that sample.
+        generator: where randomness comes from; None is torch's global stream.
+    """
+
+    log_p: Float[Tensor, "T E"]
+    capacity: int | None
+    mask: Bool[Tensor, "T"] | None
+    token_ids: Int[Tensor, "T"] | None
+    positions: Int[Tensor, "T"]
+    training: bool
+    temperature: float | int | Float[Tensor, ""]
+    generator: torch.Generator | None
+
+    @property
+    def num_experts(self) -> int:
+        """The number of experts, E."""
+        return self.log_p.shape[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a rule decides. Only the experts and their factors are required.
+
+    The router completes it: masked rows lose their experts, and rows without an expert their factor.
+
+    Attributes:
+        indices: the experts of each row, int64; E stands for "no expert". A row's experts differ from each other.
+        scores: the factor of each expert's output.
+        weight: the weight of each row's loss, detached; None: 1 for rows that are not masked.
+        sample: the draw, of a rule that learns by the score function.
+        prices: what each expert costs in logit units, if that is known.
+        gap: the optimality gap of an assignment that was solved.
+        work: passes over the matrix that a solver took.
+        capacity: the promise that no expert has more rows than this; None promises nothing. Experts whose capacity is
+            known are computed in one batched product, so a promise that does not hold loses rows.
+        score_function: whether the router learns by the score function at `sample.z`.
+        exactly_balanced: the promise that every expert has exactly T/E rows, with K = 1, no row dropped or masked.
+    """
+
+    indices: Int[Tensor, "T K"]
+    scores: Float[Tensor, "T K"]
+    weight: Float[Tensor, "T"] | None = None
+    sample: Sample | None = None
+    prices: Float[Tensor, "E"] | None = None
+    gap: Float[Tensor, ""] | None = None
+    work: Int[Tensor, ""] | None = None
+    capacity: int | None = None
+    score_function: bool = False
+    exactly_balanced: bool = False
+
+
+@runtime_checkable
+class RoutingRule(Protocol):
+    """Anything callable like this. A rule with state is an `nn.Module` with buffers and a method `observe(routing)`.
+
+    Attributes that a rule may have, with what holds without them: `limited`, whether the layer's capacity factor
+    concerns it in training (True); and for `evaluation="priced"`, `gated`, whether outputs are multiplied by p (True),
+    and `top_k` (1).
+    """
+
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest, /) -> Choice:
+        """Chooses experts.
+
+        Args:
+            logits: the router's, with gradient; at least float32.
+            request: everything else.
+
+        Returns:
+            The choice.
+        """
+        ...
+
+
+def drop_overflow(
+    indices: Int[Tensor, "T K"], num_experts: int, capacity: int | None, mask: Bool[Tensor, "T"] | None = None
+) -> Int[Tensor, "T K"]:
+    """Limits every expert to its first `capacity` rows, by position; all first choices come before all second ones.
+
+    Args:
+        indices: the experts that each row asks for; `num_experts` stands for "no expert".
+        num_experts: E.
+        capacity: rows that an expert may take; None: no limit.
+        mask: rows that take an expert; the others take up no room.
+
+    Returns:
+        The experts that process each row; `num_experts` where one has no room, or the row is masked.
+
+    Example:
+        >>> drop_overflow(torch.tensor([[0], [0], [1], [0]]), 2, 2).flatten()
+        tensor([0, 0, 1, 2])
+    """
+    if mask is not None:
+        indices = torch.where(mask.unsqueeze(-1), indices, num_experts)
+    if capacity is None:
+        return indices
+    asked = indices.T.reshape(-1)  # choice by choice, rows in order
+    keys = torch.zeros(asked.shape, device=asked.device)
+    rank = rank_within_groups(asked, keys, count_groups(asked, num_experts + 1))
+    kept = torch.where(rank < capacity, asked, num_experts)
+    return kept.reshape(indices.shape[1], indices.shape[0]).T
+
+
+def at_experts(x: Float[Tensor, "T E"], indices: Int[Tensor, "T K"]) -> Float[Tensor, "T K"]:
+    """Gathers x at the experts of each row; 0 where there is none.
+
+    Args:
+        x: one number for each row and expert.
+        indices: experts, with E for "no expert".
+
+    Returns:
+        [T, K], with gradient for x.
+    """
+    num_experts = x.shape[-1]
+    return torch.where(indices < num_experts, x.gather(1, indices.clamp_max(num_experts - 1)), 0.0)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing the experts with the largest numbers: the deterministic half of every router, and all of evaluation.
+
+Legend: T rows (tokens), E experts, K experts a row.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from equipoise._core import checked_choice
+from equipoise.nn._rules import Choice, RouteRequest, at_experts, drop_overflow
+
+
+def choose_top(
+    selection: Float[Tensor, "T E"],
+    request: RouteRequest,
+    *,
+    top_k: int = 1,
+    gated: bool = True,
+    prices: Float[Tensor, "E"] | None = None,
+    work: Int[Tensor, ""] | None = None,
+) -> Choice:
+    r"""Sends each row to the experts where `selection` is largest, within the capacity if there is one.
+
+    The factor of an expert's output is p_j, with gradient; of several experts, p_j over the sum of those chosen (the
+    softmax over the chosen logits). With one expert that would be 1, through which no router learns, so there it is p_j
+    itself. Not gated, it is 1.
+
+    Args:
+        selection: what to compare, any numbers; no gradient flows through it.
+        request: of the rule.
+        top_k: K.
+        gated: whether the router's probabilities multiply the outputs.
+        prices: to be passed on.
+        work: to be passed on.
+
+    Returns:
+        The choice. Ties go to the lowest index when K is 1.
+
+    Raises:
+        ValueError: a row that is not masked has NaN or +inf, or nothing but -inf.
+    """
+    wanted = _largest(selection.detach(), request, top_k)
+    return choose(wanted, request, gated=gated, prices=prices, work=work)
+
+
+def choose(
+    wanted: Int[Tensor, "T K"],
+    request: RouteRequest,
+    *,
+    gated: bool,
+    prices: Float[Tensor, "E"] | None = None,
+    work: Int[Tensor, ""] | None = None,
+) -> Choice:
+    """Gives each row the experts it wants, as far as the capacity goes, with their factors as in `choose_top`.
+
+    Args:
+        wanted: the experts that each row asks for.
+        request: of the rule.
+        gated: whether the router's probabilities multiply the outputs.
+        prices: to be passed on.
+        work: to be passed on.
+
+    Returns:
+        The choice.
+    """
+    indices = drop_overflow(wanted, request.num_experts, request.capacity, request.mask)
+    chosen = indices < request.num_experts
+    if gated:
+        log_p_z = at_experts(request.log_p, wanted)
+        scores = torch.where(chosen, log_p_z.exp() if wanted.shape[1] == 1 else log_p_z.softmax(-1), 0.0)
+    else:
+        scores = chosen.to(request.log_p.dtype)
+    return Choice(indices=indices, scores=scores, prices=prices, work=work, capacity=request.capacity)
+
+
+def _largest(selection: Tensor, request: RouteRequest, top_k: int) -> Tensor:
+    """Returns the top_k experts of each row, in decreasing order, with a check of the values."""
+    if top_k == 1:
+        best, z = selection.max(-1, keepdim=True)
+    else:
+        best, z = selection.topk(top_k, dim=-1)
+    best = best[:, 0] if request.mask is None else torch.where(request.mask, best[:, 0], 0.0)
+    return checked_choice(z, best)

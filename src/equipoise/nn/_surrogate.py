@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Surrogate`: one scalar whose backward trains routers and experts of all layers.
+
+Legend: T rows (tokens), n rows that count, l layers.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from equipoise._core import (
+    check_captured,
+    check_floating,
+    check_graph,
+    check_mask,
+    check_one_of,
+    check_residual,
+    check_routings,
+    check_same_forward,
+    check_shape,
+    check_token_shape,
+)
+from equipoise.estimators import EMABaseline
+from equipoise.nn._capture import Emission
+from equipoise.nn._credit import CREDITS, counted_rows, credited, product_weight
+from equipoise.nn._graph import missing_outputs
+from equipoise.nn._recompute import Pending, expect
+from equipoise.nn._residual_baseline import ResidualBaseline
+from equipoise.nn._routing import Routing
+from equipoise.nn._routings import Routings
+from equipoise.sampling import Sample
+
+# The first calls show whether a training loop is put together rightly; later ones are looked at now and then.
+_CHECKED_CALLS = 3
+
+
+class Surrogate(nn.Module):
+    r"""Turns token losses and captured routings into the loss to call backward on.
+
+    With f_i the loss of token i, w_i^l its weight in layer l, W_i = prod_l w_i^l, z_i^l the expert it drew there, and
+    C_i the tokens that its decisions answer for (`credit`), the gradient is
+
+    .. math::
+        \frac{1}{n} \sum_i \Big[ W_i \nabla f_i
+        + \sum_l \Big( \sum_{m \in C_i} W_m (f_m - b_m) \Big) \nabla \log p(z_i^l) \Big] + \sum_l \nabla B_l,
+        \qquad \text{value} = \frac{1}{n} \sum_i W_i f_i + \sum_l B_l,
+
+    over the layers that learn by the score function, with B_l the balance losses of layer l. C_i is {i} for credit
+    "token", i and the tokens after it in its sequence for "sequence", all tokens for "batch". Other layers (gated ones)
+    learn through f alone: for them the gradient is that of the value, whatever bias their router has.
+
+    Approximates: the gradient of J = E[(1/n) sum_i f_i]. Which J, and when exactly (each line is tested against
+    enumeration; B_l are left aside: a balance loss is differentiated for the batch as it was routed):
+
+    - One layer; f_i depends on no other token's expert. J is the loss with every z_i drawn from the router and no token
+      dropped. Unbiased with routers `sample`, `skip-iw` and `gm-iw`, at any temperature; biased with `skip`, `gm` and
+      `gm-sh`, which are so by themselves.
+    - Several layers, all token-wise (f_i depends on the experts of token i alone, in all layers). J is the same, with
+      z_i^l from the router of layer l given what layers before it did. Unbiased with the same routers. It takes the
+      product W_i in every layer's term: with w_i^l alone it is biased.
+    - Skipping in several layers. A token that one layer drops has W_i = 0, and no layer learns from it, though the
+      residual carries it to the output; what is left has larger weights. J is still that of the model that drops
+      nothing, and the variance grows: a fraction d dropped in each of L layers leaves (1 - d)^L.
+    - Attention, where z_i moves the losses of later tokens. Credit "token" is biased: it leaves those out. Credit
+      "sequence" is unbiased with `sample` at temperature 1 (all W = 1), if attention is causal and sequences do not
+      see each other; J is the loss of the model as run. If attention looks ahead, credit "batch" is.
+    - Attention and dropping. A token's expert also moves tokens that it crowds out, anywhere in the batch. With `skip`
+      or `skip-iw` at temperature 1 and credit "batch", `weighted=False` is unbiased for the loss of the model as run,
+      tokens dropped and all; `weighted=True` with `skip-iw` for (1/n) sum_i E_i[f_i], where E_i is the model as run
+      under the condition that every layer keeps token i itself (kept sets drawn uniformly among those with i). Credit
+      "sequence" leaves crowding out of account; its bias goes away as fewer tokens are dropped. Neither J is that of
+      the model that drops nothing: weights correct what happens to a token, not what happens to its context.
+    - Attention at another temperature, with Sinkhorn first, or with Gumbel-Matching (`gm-iw`): unbiased for nothing in
+      closed form. The context is drawn from q, and W_i corrects token i's own draws alone. Weights that correct the
+      context are products over all of its tokens, and useless at any length.
+
+    Requires: b_i that does not depend on any z. A statistic of past batches does not; a statistic of this batch does,
+    see `leave_one_out_baseline`. For `ResidualBaseline` see there.
+
+    Example:
+        >>> import equipoise as eq
+        >>> moe, surrogate = eq.nn.MoE(8, 4), eq.nn.Surrogate()
+        >>> x = torch.randn(2, 16, 8)
+        >>> with eq.nn.capture(moe) as routings:
+        ...     y = x + moe(x)
+        >>> token_losses = y.square().mean(-1)
+        >>> loss = surrogate(token_losses, routings)
+        >>> loss.backward()
+        >>> moe.router.weight.grad.shape
+        torch.Size([4, 8])
+
+    References:
+        Kool, Maddison, Mnih, Unbiased gradient estimation with balanced assignments for mixtures of experts (2021),
+        section 2.
+        Schulman and others, Gradient estimation using stochastic computation graphs (2015).
+    """
+
+    def __init__(
+        self,
+        baseline: float | int | Tensor | EMABaseline | ResidualBaseline | None = None,
+        credit: str = "token",
+        *,
+        weighted: bool = True,
+    ) -> None:
+        """Sets up the surrogate.
+
+        Args:
+            baseline: b. None: an exponential moving average of past losses, `EMABaseline()`. Or one of your own, a
+                `ResidualBaseline`, a number, or a tensor with a number for each token. The averages are part of
+                `state_dict`, and move on at each call in training mode with gradients enabled.
+            credit: "token", "sequence" or "batch".
+            weighted: whether losses are weighted by W; False: all W are 1 (0 for masked rows), and dropped tokens
+                count with the loss that they have.
+        """
+        super().__init__()
+        check_one_of("credit", credit, CREDITS)
+        self.credit = credit
+        self.weighted = weighted
+        self.baseline: Any = EMABaseline() if baseline is None else baseline
+        self._calls = 0
+
+    def forward(
+        self,
+        token_losses: Float[Tensor, "*shape"],
+        routings: Routings,
+        *,
+        mask: Bool[Tensor, "*shape"] | None = None,
+        residual: Callable[[], Tensor] | None = None,
+        baseline: Float[Tensor, "*shape"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """Builds the loss.
+
+        Args:
+            token_losses: f, one for each token, in the shape of the tokens [..., positions] or flattened, from the
+                forward pass that was captured. With or without gradient. That they belong together is checked, in the
+                first calls and now and then, by a walk over the autograd graph.
+            routings: what `capture` yielded; serves one call.
+            mask: False for tokens whose loss does not count (prompts, padding). Their decisions still answer for the
+                losses after them.
+            residual: with a `ResidualBaseline`: returns each token's loss without the experts' output, of the shape of
+                token_losses. Called without gradients.
+            baseline: b for each token of this call, in place of the surrogate's own.
+
+        Returns:
+            The scalar; at least float32. Scale it, add other losses to it, call backward on it.
+        """
+        check_routings(type(routings).__name__, isinstance(routings, Routings))  # pyright: ignore[reportUnnecessaryIsInstance]
+        check_captured(len(routings))
+        check_floating("token_losses", token_losses)
+        shape = check_token_shape("token_losses", token_losses, [layer.shape for layer in routings])
+        check_mask(mask, token_losses.shape)
+        check_residual(isinstance(self.baseline, ResidualBaseline) and baseline is None, residual is not None)
+        emissions = routings.consume()
+        self._check_same_forward(token_losses, routings.names, emissions)
+
+        losses = token_losses.reshape(-1).to(torch.promote_types(token_losses.dtype, torch.float32))
+        counted = counted_rows(None if mask is None else mask.reshape(-1), routings)
+        weight = product_weight(routings, losses.dtype) if self.weighted else torch.ones_like(losses)
+        if counted is not None:
+            weight = torch.where(counted, weight, 0.0)
+        n: Any = max(losses.shape[0], 1) if counted is None else counted.sum().clamp_min(1)
+        active = weight != 0  # a row of weight 0 has no term, whatever its loss holds
+        b = self._baseline(losses, active, residual, baseline, token_losses.shape)
+        advantage = torch.where(active, weight * (losses.detach() - b), 0.0)
+        value = torch.where(active, weight * losses, 0.0).sum() / n
+        return _with_routers(value, credited(advantage, shape, self.credit) / n, routings, emissions)
+
+    def _check_same_forward(self, token_losses: Tensor, names: list[str], emissions: Sequence[Emission]) -> None:
+        """Walks the graph in the first calls, and in those whose number is a power of two."""
+        self._calls += 1
+        if self._calls <= _CHECKED_CALLS or self._calls & (self._calls - 1) == 0:
+            check_same_forward([names[index] for index in missing_outputs(token_losses, emissions)])
+
+    def _baseline(
+        self,
+        losses: Tensor,
+        active: Tensor,
+        residual: Callable[[], Tensor] | None,
+        given: Tensor | None,
+        shape: Sequence[int],
+    ) -> Tensor | float:
+        """Reads b, which knows past batches only; then lets an average see this one."""
+        moves = self.training and torch.is_grad_enabled()
+        own = self.baseline if given is None else given
+        with torch.no_grad():
+            if isinstance(own, EMABaseline):
+                b = own.value.to(losses)
+                if moves:
+                    own.update(losses, _as_sample(active))
+                return b
+            if isinstance(own, ResidualBaseline):
+                r = residual() if residual is not None else losses
+                check_shape("residual()", r, shape, "one number for each token, as token_losses")
+                b = own(r.reshape(-1)).to(losses)
+                if moves:
+                    own.update(losses, r.reshape(-1), active)
+                return b
+            if isinstance(own, Tensor) and own.ndim > 0:
+                check_shape("baseline", own, shape, "one number for each token, as token_losses")
+                return own.detach().reshape(-1).to(losses)
+            return float(own)
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """Returns what a moving average needs to go on; a `ResidualBaseline` is a submodule, with buffers."""
+        return self.baseline.state_dict() if isinstance(self.baseline, EMABaseline) else {}
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Goes on from a saved moving average.
+
+        Args:
+            state: from `get_extra_state`.
+        """
+        if isinstance(self.baseline, EMABaseline):
+            self.baseline.load_state_dict(state)
+
+    def extra_repr(self) -> str:
+        """Shows the settings."""
+        return f"credit={self.credit!r}, weighted={self.weighted}"
+
+
+def _with_routers(value: Tensor, credit: Tensor, routings: Routings, emissions: Sequence[Emission]) -> Tensor:
+    """Adds what trains the routers: score-function terms, which add gradient and no value, and balance losses.
+
+    A layer that ran without a graph, while the losses have one, is being checkpointed; see `equipoise.nn._recompute`.
+    """
+    names, sources = routings.names, routings.modules
+    differentiable = value.requires_grad
+    pending: list[Pending] = []
+    for index, (layer, _, grad_enabled, compiled, _) in enumerate(emissions):
+        coefficient = credit if layer.score_function else None
+        for balance_loss in layer.balance_losses.values():
+            value = value + balance_loss
+        if coefficient is not None and grad_enabled:
+            value = value + _score_function(layer, coefficient)
+        owes = coefficient is not None or len(layer.balance_losses) > 0
+        if not grad_enabled and differentiable and owes:
+            check_graph(names[index], sources.count(sources[index]), compiled)
+            pending.append(Pending(sources[index], layer, coefficient))
+    return expect(
+        value, pending, [source for source, emission in zip(sources, emissions, strict=True) if emission.compiled]
+    )
+
+
+def _score_function(layer: Routing, coefficient: Float[Tensor, " T"]) -> Float[Tensor, ""]:
+    """Computes sum_i coefficient_i (log p(z_i) - the same, detached): 0, with the gradient of the first part."""
+    log_p_z = cast(Sample, layer.sample).at_z(layer.log_p)
+    # A row without credit has no term: its log p may be -inf.
+    log_p_z = torch.where(coefficient != 0, log_p_z, 0.0)
+    return (coefficient * (log_p_z - log_p_z.detach())).sum()
+
+
+def _as_sample(active: Bool[Tensor, " T"]) -> Sample:
+    """Says in the moving average's terms which rows to average over."""
+    z = torch.zeros_like(active, dtype=torch.int64)
+    weight = active.to(torch.float32)
+    return Sample(z, weight.unsqueeze(-1), active, weight)
