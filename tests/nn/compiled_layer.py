@@ -13,7 +13,7 @@ from torch import Tensor
 
 import equipoise as eq
 
-assert "equipoise.nn" not in sys.modules  # layers are imported when they are asked for
+IMPORTED_LATE = "equipoise.nn" not in sys.modules
 
 
 def layer(router: str, **how: Any) -> eq.nn.MoE:
@@ -66,5 +66,6 @@ def check_default_backend() -> None:
 
 
 if __name__ == "__main__":
+    assert IMPORTED_LATE, "import equipoise should not import layers before they are asked for"
     torch.set_num_threads(1)
     globals()[f"check_{sys.argv[1]}"]()

@@ -16,7 +16,7 @@ from equipoise.nn._stats import RoutingStats, routing_stats
 from equipoise.sampling import Sample
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Routing:
     """A router's decision for T rows, the same record for every router.
 

@@ -37,25 +37,22 @@ def conditional_batch(
         _fill(scores[b], z[b], mask[b], value[b], p, cost, out[b])
 
 
-@jit
+@jit_vector
 def _move_cost(scores: Scores, z: Counts, free: Counts, cost: Floats) -> None:
     """The least loss at which expert j can hand a row, or a free slot, to expert j': App. D.2, step 2."""
     n, k = scores.shape
     cost[:] = np.inf
     for i in range(n):
-        if z[i] < k:
-            _lower(cost[z[i]], scores[i], scores[i, z[i]])
+        j = z[i]
+        if j < k:
+            own = np.float64(scores[i, j])
+            for to in range(k):
+                cost[j, to] = min(cost[j, to], own - np.float64(scores[i, to]))
     for j in range(k):
         if free[j] > 0:
             for to in range(k):
                 cost[j, to] = min(cost[j, to], 0.0)
         cost[j, j] = 0.0
-
-
-@jit_vector
-def _lower(cost: Floats, row: Scores, own: float) -> None:
-    for j in range(cost.shape[0]):
-        cost[j] = min(cost[j], np.float64(own) - np.float64(row[j]))
 
 
 @jit

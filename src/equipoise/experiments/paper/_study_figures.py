@@ -96,7 +96,7 @@ def _draw_sample(axes: Axes, z: Sequence[int], kept: Sequence[bool], title: str,
     _finish_matrix(axes, counts, title, capacity, "{:.0f}")
 
 
-def _finish_matrix(axes: Axes, sums: Sequence[float], title: str, capacity: int, form: str) -> None:
+def _finish_matrix(axes: Axes, sums: Sequence[float | int], title: str, capacity: int, form: str) -> None:
     """Writes the sum below each column, framed where it is beyond capacity."""
     rows = 12
     for j, total in enumerate(sums):

@@ -23,6 +23,7 @@ GREY = "#6b6b6b"
 GRID = "#dddddd"
 # A sequential map that is as monotone in grey as in colour.
 SEQUENTIAL = "Blues"
+DPI = 200
 
 STYLE: dict[Any, Any] = {
     # Comes with matplotlib: the same widths, and so the same figure, on every machine.
@@ -159,6 +160,9 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
+    # One layout serves both: it is most of the work.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     figure.savefig(paths[0], metadata={"Date": None})
-    figure.savefig(paths[1], dpi=200)
+    figure.savefig(paths[1], dpi=DPI)
     return paths

@@ -201,7 +201,7 @@ def _plot(axes: Axes, record: Mapping[str, Any], key: str, mark: Look) -> None:
 
 def _shown(record: Mapping[str, Any]) -> list[float]:
     """Puts step 0, which a logarithmic axis has no place for, half a step before the first."""
-    return [max(step, 0.5) for step in record["steps"]]
+    return [max(float(step), 0.5) for step in record["steps"]]
 
 
 def _steps_axis(axes: Axes) -> None:

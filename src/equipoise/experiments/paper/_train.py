@@ -173,7 +173,7 @@ class _Batch:
 
     def step(self, gumbel: Float[Tensor, "s n 2"], priority: Float[Tensor, "s n"]) -> None:
         """One step of Adam on the estimate of the gradient, for every run."""
-        noise = Noise(gumbel.mT[self.row_seed].mT, priority[self.row_seed])
+        noise = Noise(gumbel.mT[self.row_seed].mT, priority[self.row_seed] if self.strategy.skips else None)
         a, first, second = lines(self.theta, self.features)
         log_p = router(a)
         with torch.no_grad():

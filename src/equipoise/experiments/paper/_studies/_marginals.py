@@ -52,11 +52,6 @@ def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
         yardstick. `standard_error` and `max_standard_error` are the mean and the largest over entries of the estimated
         Gumbel-Matching marginals; `counting_standard_error` is the mean of what counting would have had. `points` holds
         [Sinkhorn, Gumbel-Matching, Gibbs] of every entry at the sizes and the spread that the figure shows.
-
-    Example:
-        >>> result = run(quick=True)
-        >>> [(row["n"], row["k"]) for row in result["sizes"]]
-        [(2, 2), (4, 2), (8, 2), (16, 2), (4, 4), (8, 4)]
     """
     sds = (1.0, 2.0) if quick else (1.0, 2.0, 4.0)
     matrices, draws = (4, 1024) if quick else (6, 8192)

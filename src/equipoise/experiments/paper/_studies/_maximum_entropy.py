@@ -44,11 +44,6 @@ def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
         (the same with tau = 1), `error` of the marginals that the search attained and whether it `converged`. `median`
         holds the medians over matrices by size and sharpness, with `expected_tau` = n / (n - 1), the limit for flat
         matrices. `points`, for the figure, holds [p^(1/tau), u] entry by entry, u scaled as the fit says.
-
-    Example:
-        >>> result = run(quick=True)
-        >>> all(problem["converged"] for problem in result["problems"])
-        True
     """
     generator = torch.Generator().manual_seed(seed)
     problems: list[dict[str, Any]] = []
