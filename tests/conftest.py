@@ -14,6 +14,10 @@ from hypothesis import settings
 settings.register_profile("equipoise", deadline=None, print_blob=True)
 settings.load_profile("equipoise")
 
+# Tests on several processes share the cores; torch's threads would only get into each other's way.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
 FreshPython = Callable[..., str]
 
 

@@ -69,7 +69,7 @@ def reproduce(
         The results, and where they are.
     """
     began = time.perf_counter()
-    begin_anew_if_complete(out)
+    begin_anew_if_complete(out, sensitivity=sensitivity)
     advance = advance or _ignore
     say(f"training {len(recipe.runs()):,} runs of {recipe.steps:,} steps")
     results = run_units(recipe, out, workers=workers, progress=advance)
@@ -98,17 +98,18 @@ def reproduce(
     return Reproduction(results=results, claims=claims, paths=[*paths, report])
 
 
-def begin_anew_if_complete(out: Path) -> None:
+def begin_anew_if_complete(out: Path, *, sensitivity: bool) -> None:
     """Forgets the runs and studies of a command that ended; those of one that was interrupted stay.
 
     Args:
         out: the folder it wrote to.
+        sensitivity: whether other readings are asked for too; if they were not before, the rest need not be run again.
     """
     report = out / "report.html"
-    if report.exists():
+    if report.exists() and (not sensitivity or (out / "sensitivity").exists()):
         for path in [*out.glob("**/units/*.json"), *out.glob("studies/*.json")]:
             path.unlink()
-        report.unlink()
+    report.unlink(missing_ok=True)
 
 
 def run_studies(recipe: Paper, out: Path, *, quick: bool, workers: int) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command as a whole, in the smallest form that has every part."""
+
+from pathlib import Path
+
+import pytest
+
+from equipoise.experiments.paper import Paper, _reproduce, read_claims, read_results, reproduce
+from equipoise.experiments.paper._reproduce import begin_anew_if_complete, run_studies
+
+TINY = Paper(methods=("sample", "gm-iw"), temperatures=(1.0, 10.0), seeds=1, steps=4, sweeps=False)
+
+
+@pytest.fixture
+def small_studies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Leaves out the studies that take their time; says which ones were run."""
+    ran: list[str] = []
+    studies = {name: _reproduce.STUDIES[name] for name in ("overview", "maximum_entropy", "traces")}
+
+    def watch(name: str):
+        def run(*arguments, **how):
+            ran.append(name)
+            return studies[name](*arguments, **how)
+
+        return run
+
+    monkeypatch.setattr(_reproduce, "STUDIES", {name: watch(name) for name in studies})
+    monkeypatch.setattr(_reproduce, "_ALONE", "maximum_entropy")
+    return ran
+
+
+def test_writes_everything_it_names(tmp_path: Path, small_studies: list[str]) -> None:
+    said: list[str] = []
+    steps: list[int] = []
+    found = reproduce(
+        TINY, tmp_path, command="equipoise reproduce", quick=True, workers=0, say=said.append, advance=steps.append
+    )
+    assert read_results(tmp_path / "results.csv") == found.results
+    assert len(found.results) == len(TINY.runs())
+    assert [claim.number for claim in read_claims(tmp_path / "claims.json")] == list(range(1, 17))
+    assert all(path.exists() for path in found.paths)
+    assert {"report.html", "main.svg", "main.png", "appendix.png", "overview.png"} <= {p.name for p in found.paths}
+    assert sum(steps) == len(TINY.units()) * TINY.steps
+    assert said[0] == f"training {len(TINY.runs())} runs of 4 steps"
+    assert sorted(small_studies) == ["maximum_entropy", "overview", "traces"]
+
+
+def test_studies_that_are_done_are_not_run_again(tmp_path: Path, small_studies: list[str]) -> None:
+    first = run_studies(TINY, tmp_path, quick=True, workers=0)
+    (tmp_path / "studies" / "overview.json").unlink()
+    del small_studies[:]
+    again = run_studies(TINY, tmp_path, quick=True, workers=0)
+    assert small_studies == ["overview"]
+    assert again == first
+
+
+@pytest.mark.parametrize(
+    ("complete", "wider", "sensitivity", "kept"),
+    [(False, False, False, True), (True, False, False, False), (True, False, True, True), (True, True, True, False)],
+)
+def test_a_command_that_ended_begins_anew(
+    tmp_path: Path, complete: bool, wider: bool, sensitivity: bool, kept: bool
+) -> None:
+    unit = tmp_path / "units" / "plain-gm.json"
+    unit.parent.mkdir()
+    unit.write_text("{}")
+    if complete:
+        (tmp_path / "report.html").write_text("")
+    if wider:
+        (tmp_path / "sensitivity").mkdir()
+    begin_anew_if_complete(tmp_path, sensitivity=sensitivity)
+    assert unit.exists() == kept
+    assert not (tmp_path / "report.html").exists()
