@@ -67,7 +67,8 @@ def balance_pairs(
             t, iterations[b], error[b] = _root(
                 d[:count], e[:count], power[:count], first, second, tolerance, max_iterations
             )
-        prices[b, 0], prices[b, 1] = max(t, 0.0), max(-t, 0.0)
+        prices[b, 0] = t if t > 0.0 else 0.0
+        prices[b, 1] = -t if t < 0.0 else 0.0
 
 
 @jit

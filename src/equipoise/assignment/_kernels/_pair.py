@@ -52,7 +52,8 @@ def solve_pair(
         else:
             most = max(most, d[a])
     t = max(most, min(least, 0.0))  # of the differences that content every row, the one nearest to 0
-    prices[0], prices[1] = max(t, 0.0), max(-t, 0.0)
+    prices[0] = t if t > 0.0 else 0.0
+    prices[1] = -t if t < 0.0 else 0.0
     value[problem], gap[problem] = _worth(scores, z, rows[:count], prices)
     return True
 
