@@ -184,5 +184,5 @@ class Paper:
 
 
 def quick() -> Paper:
-    """The same experiment in small: three temperatures, three seeds, 400 steps, no sweeps."""
-    return Paper(temperatures=(0.1, 1.0, 10.0), seeds=3, steps=400, sweeps=False)
+    """The same experiment in small: three temperatures, three seeds, 300 steps, no sweeps."""
+    return Paper(temperatures=(0.1, 1.0, 10.0), seeds=3, steps=300, sweeps=False)

@@ -74,7 +74,8 @@ def reproduce(
     say(f"training {len(recipe.runs()):,} runs of {recipe.steps:,} steps")
     results = run_units(recipe, out, workers=workers, progress=advance)
     say("studies of the other statements")
-    studies = run_studies(recipe, out, quick=quick, workers=workers)
+    # In small they take less time than processes to start.
+    studies = run_studies(recipe, out, quick=quick, workers=0 if quick else workers)
     if sensitivity:
         say("the panels under other readings of the paper")
         studies["sensitivity"] = run_sensitivity(recipe, results, studies, out, workers=workers, advance=advance)

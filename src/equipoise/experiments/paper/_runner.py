@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import suppress
@@ -143,6 +144,15 @@ def _start_worker(steps: Any) -> None:
     _steps = steps
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it is gone: killed, it has no chance to end its workers."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
