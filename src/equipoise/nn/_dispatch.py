@@ -93,8 +93,9 @@ class LocalDispatcher:
         >>> rule = lambda logits, request: eq.nn.Choice(indices=logits.argmax(-1, True), scores=logits.new_ones(4, 1))
         >>> router = eq.nn.Router(2, 2, rule)
         >>> x = torch.randn(4, 2)
-        >>> groups, metadata = LocalDispatcher().dispatch(x, router(x))
-        >>> torch.equal(LocalDispatcher().combine(groups.rows, metadata), x)
+        >>> dispatcher = eq.nn.LocalDispatcher()
+        >>> groups, metadata = dispatcher.dispatch(x, router(x))
+        >>> torch.equal(dispatcher.combine(groups.rows, metadata), x)
         True
     """
 
