@@ -12,7 +12,7 @@ from equipoise.experiments.paper._runner import load_unit, run_units
 from equipoise.experiments.paper._sensitivity import alternatives, run_sensitivity
 
 TINY = Paper(
-    methods=("sample", "gm"), variants=("plain", "no-iw"), temperatures=(1.0, 10.0), seeds=2, steps=6, sweeps=False
+    methods=("sample", "gm"), variants=("plain", "sinkhorn"), temperatures=(1.0, 10.0), seeds=2, steps=6, sweeps=False
 )
 
 
@@ -52,15 +52,15 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_what_another_recipe_left_is_not_used(tmp_path: Path) -> None:
     run_units(TINY, tmp_path, workers=0)
-    assert load_unit(tmp_path, "plain-gm", TINY) is not None
-    assert load_unit(tmp_path, "plain-gm", replace(TINY, noise_sd=0.2)) is None
-    assert load_unit(tmp_path, "plain-gm", replace(TINY, seeds=1)) is None
+    assert load_unit(tmp_path, "direct-gm", TINY) is not None
+    assert load_unit(tmp_path, "direct-gm", replace(TINY, noise_sd=0.2)) is None
+    assert load_unit(tmp_path, "direct-gm", replace(TINY, seeds=1)) is None
     # How errors are read does not change the models.
-    assert load_unit(tmp_path, "plain-gm", replace(TINY, measure="expected")) is not None
-    path = tmp_path / "units" / "plain-gm.json"
+    assert load_unit(tmp_path, "direct-gm", replace(TINY, measure="expected")) is not None
+    path = tmp_path / "units" / "direct-gm.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "version": "0.0.0"}))
-    assert load_unit(tmp_path, "plain-gm", TINY) is None
+    assert load_unit(tmp_path, "direct-gm", TINY) is None
 
 
 def test_sensitivity_has_a_row_for_every_alternative(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise.estimators import STRATEGIES, Noise
 from equipoise.experiments.paper import Paper, Run, train
+from equipoise.experiments.paper._recipe import METHODS
 from equipoise.experiments.paper._task import draw_data, draw_parameters, errors, lines, router, target_function
 from equipoise.experiments.paper._train import _Adam, _Batch, _noise
 
@@ -66,7 +67,7 @@ def train_one_by_one(run: Run, recipe: Paper) -> Tensor:
     return torch.cat([gate.weight[0], gate.bias, experts.weight[:, 0], experts.bias]).detach()
 
 
-@pytest.mark.parametrize("method", STRATEGIES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("variant", ["plain", "sinkhorn", "no-iw"])
 def test_a_batch_of_runs_equals_single_runs(method: str, variant: str) -> None:
     runs = [
@@ -85,6 +86,20 @@ def test_a_run_does_not_depend_on_its_company() -> None:
     alone = train([make_run(seed=2, temperature=2.0)], SMALL)
     torch.testing.assert_close(alone.parameters[0], together.parameters[5], rtol=1e-6, atol=1e-7)
     assert torch.equal(together.parameters, train(together.runs, SMALL).parameters)
+
+
+def test_runs_with_and_without_weights_share_a_batch() -> None:
+    settings = {"method": "gm", "temperature": 2.0}
+    both = train([make_run(variant=v, **settings) for v in ("plain", "no-iw")], SMALL)
+    apart = torch.cat([train([run], SMALL).parameters for run in both.runs])
+    torch.testing.assert_close(both.parameters, apart, rtol=1e-5, atol=1e-6)
+    assert (both.parameters[0] - both.parameters[1]).abs().max() > 1e-3
+
+
+def test_what_only_differs_in_name_is_trained_once() -> None:
+    found = train([make_run(method=m, variant="no-iw") for m in ("gm-iw", "gm", "gm-sh")], SMALL)
+    assert torch.equal(found.parameters, found.parameters[:1].expand(3, -1))
+    assert [result.method for result in found.results(SMALL)] == ["gm-iw", "gm", "gm-sh"]
 
 
 def test_gradients_agree_with_the_closed_form() -> None:
@@ -197,5 +212,5 @@ def test_haiku_weights_are_truncated_and_biases_zero() -> None:
 
 
 def test_runs_must_sample_alike() -> None:
-    with pytest.raises(ValueError, match=r"runs must share method and variant, got \['plain-gm', 'plain-sample'\]"):
+    with pytest.raises(ValueError, match=r"runs must sample alike, got \['direct-gm', 'direct-sample'\]"):
         train([make_run(), make_run(method="gm")], SMALL)

@@ -59,9 +59,14 @@ class Run:
     seed: int
 
     @property
+    def sampled_as(self) -> str:
+        """The method that trains it: without importance weights the Gumbel-Matching ones are one and the same."""
+        return "gm" if self.variant == "no-iw" and self.method.startswith("gm") else self.method
+
+    @property
     def unit(self) -> str:
-        """The runs that are trained together, one batch: they sample alike."""
-        return f"{self.variant}-{self.method}"
+        """The runs that are trained together, one batch: they sample alike, and may weigh differently."""
+        return f"{'sinkhorn' if self.variant == 'sinkhorn' else 'direct'}-{self.sampled_as}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,9 +32,6 @@ Progress = Callable[[int], object]
 Task = tuple[Any, ...]
 """A function and its arguments; it takes a further one, `progress`."""
 
-# The slowest first, so that no process is left with a long task at the end.
-_SLOW = ("sinkhorn", "gm-iw", "gm-sh", "gm", "skip")
-
 
 def run_units(
     recipe: Paper, out: Path, *, workers: int | None = None, progress: Progress | None = None
@@ -54,7 +51,8 @@ def run_units(
     advance = progress or _ignore
     folder = out / "units"
     folder.mkdir(parents=True, exist_ok=True)
-    units = dict(sorted(recipe.units().items(), key=lambda item: _slowness(item[0]), reverse=True))
+    # The slowest first, so that no process is left with a long task at the end.
+    units = dict(sorted(recipe.units().items(), key=lambda item: _cost(*item), reverse=True))
     done: dict[str, Trained] = {}
     for name in list(units):
         found = _load(folder / f"{name}.json", units[name], recipe)
@@ -80,7 +78,7 @@ def load_unit(out: Path, name: str, recipe: Paper) -> Trained | None:
 
     Args:
         out: the folder of the command.
-        name: "variant-method".
+        name: see `Run.unit`.
         recipe: the experiment.
 
     Returns:
@@ -89,8 +87,9 @@ def load_unit(out: Path, name: str, recipe: Paper) -> Trained | None:
     return _load(out / "units" / f"{name}.json", recipe.units().get(name, []), recipe)
 
 
-def _slowness(name: str) -> int:
-    return sum(1 << (len(_SLOW) - i) for i, part in enumerate(_SLOW) if part in name)
+def _cost(name: str, runs: Sequence[Run]) -> float:
+    """About how long a unit takes: its size, more for balancing and for solving assignments."""
+    return len(runs) * (1 + 0.5 * ("sinkhorn" in name) + 0.3 * ("gm" in name))
 
 
 def _collect(done: dict[str, Trained], recipe: Paper) -> list[Result]:
@@ -161,7 +160,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _train_unit(runs: Sequence[Run], recipe: Paper, *, progress: Progress) -> Trained:
     # The plain runs are looked into later.
-    kept = checkpoints(recipe.steps) if runs[0].variant == "plain" else ()
+    kept = checkpoints(recipe.steps) if any(run.variant == "plain" for run in runs) else ()
     return train(runs, recipe, snapshots=kept, progress=progress)
 
 

@@ -9,7 +9,7 @@ Legend: r runs, n rows (datapoints), 2 experts.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -89,7 +89,7 @@ def train(
     snapshots: Collection[int] = (),
     progress: Callable[[int], object] | None = None,
 ) -> Trained:
-    """Trains runs that sample alike (same method and variant), all at once.
+    """Trains runs that sample alike, all at once; those that only differ in name once for all of them.
 
     Args:
         runs: what to train.
@@ -101,12 +101,13 @@ def train(
         The models and their errors, in the order of `runs`.
     """
     if len({run.unit for run in runs}) != 1:
-        raise ValueError(f"runs must share method and variant, got {sorted({run.unit for run in runs})}: split them")
+        raise ValueError(f"runs must sample alike, got {sorted({run.unit for run in runs})}: train each on its own")
+    trained_as = [replace(run, method=run.sampled_as) for run in runs]
     # Losses and balance weights in blocks, so that each estimator works on a slice: R, R + balance, G + balance, G.
-    order = sorted(range(len(runs)), key=lambda i: _block(runs[i]))
-    batch = _Batch([runs[i] for i in order], recipe)
+    distinct = sorted(dict.fromkeys(trained_as), key=_block)
+    batch = _Batch(distinct, recipe)
     kept: dict[int, Tensor] = {0: batch.theta.detach().clone()} if 0 in snapshots else {}
-    last, total = torch.zeros(2, len(runs)), torch.zeros(2, len(runs))
+    last, total = torch.zeros(2, len(distinct)), torch.zeros(2, len(distinct))
     for step, (gumbel, priority) in enumerate(_noise(batch.seeds, recipe), start=1):
         batch.step(gumbel, priority)
         if step in snapshots:
@@ -117,7 +118,8 @@ def train(
         if progress is not None and (step % _REPORT == 0 or step == recipe.steps):
             progress((step - 1) % _REPORT + 1)
     mse, mse_expected = torch.stack([last, total / min(_AVERAGED, recipe.steps)], 1)
-    back = torch.tensor(order).argsort()
+    place = {run: i for i, run in enumerate(distinct)}
+    back = torch.tensor([place[run] for run in trained_as])
     return Trained(
         runs=tuple(runs),
         parameters=batch.theta.detach()[back],
@@ -151,7 +153,8 @@ class _Batch:
     def __init__(self, runs: Sequence[Run], recipe: Paper) -> None:
         self.recipe = recipe
         self.strategy = STRATEGIES[runs[0].method]
-        self.variant = runs[0].variant
+        self.sinkhorn_first = runs[0].variant == "sinkhorn"
+        self.weighted = torch.tensor([[run.variant != "no-iw"] for run in runs])
         self.seeds = sorted({run.seed for run in runs})
         self.row_seed = torch.tensor([self.seeds.index(run.seed) for run in runs])
         self.temperature = torch.tensor([run.temperature for run in runs])
@@ -187,15 +190,13 @@ class _Batch:
         self.adam.step(grad.masked_fill(self.diverged[:, None], 0.0), ~self.diverged)
 
     def _draw(self, log_p: Tensor, noise: Noise) -> tuple[Sample, Tensor]:
-        first = self.variant == "sinkhorn"
+        first, proposal = self.sinkhorn_first, log_p
         if first and self.recipe.sinkhorn_order == "sinkhorn-first":
-            balanced = sinkhorn(log_p).log_p
-            s, weight = self.strategy.draw(balanced, noise, temperature=self.temperature, importance=False)
-            return s, weight * probability_ratio(log_p, s)
-        importance = self.variant != "no-iw"
-        return self.strategy.draw(
-            log_p, noise, temperature=self.temperature, sinkhorn_first=first, importance=importance
+            first, proposal = False, sinkhorn(log_p).log_p
+        s, weight = self.strategy.draw(
+            proposal, noise, temperature=self.temperature, sinkhorn_first=first, importance=False
         )
+        return s, weight * torch.where(self.weighted, probability_ratio(log_p, s), 1.0)
 
     def _loss(self, log_p: Tensor, prediction: Tensor, s: Sample, weight: Tensor) -> Float[Tensor, "r"]:
         parts: list[Tensor] = []
