@@ -16,6 +16,10 @@ def reproduce(
         bool,
         typer.Option("--sensitivity", help="Also train the panels under every other reading of what the paper omits."),
     ] = False,
+    beyond: Annotated[
+        bool,
+        typer.Option("--beyond", help="Also train what the paper does not have, on 40 seeds of their own."),
+    ] = False,
     seeds: Annotated[int | None, typer.Option(help="Runs of each setting. [default: 10]")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of training. [default: 10000]")] = None,
     choose: Annotated[
@@ -58,7 +62,7 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     console = Console()
     command = " ".join(["equipoise", *sys.argv[1:]]) if sys.argv[1:2] == ["reproduce"] else "equipoise reproduce"
-    with TrainingBar(console, total_steps(recipe, sensitivity=sensitivity)) as bar:
+    with TrainingBar(console, total_steps(recipe, sensitivity=sensitivity, beyond=beyond)) as bar:
         try:
             found = reproduce(
                 recipe,
@@ -66,6 +70,7 @@ def reproduce(
                 command=command,
                 quick=quick,
                 sensitivity=sensitivity,
+                beyond=beyond,
                 workers=processes,
                 say=bar.say,
                 advance=bar.advance,

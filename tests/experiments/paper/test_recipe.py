@@ -31,7 +31,7 @@ def test_units_hold_what_samples_alike() -> None:
     assert len(units) == 12
     assert all({run.unit for run in runs} == {name} for name, runs in units.items())
     assert total_steps(Paper()) == 12 * 10_000
-    # Dataset and two initialisations: all units. No baseline, and the load: one loss of each. The order: half of the units.
+    # Dataset and two initialisations: all units. No baseline, and the load: one loss of each. The order: half of them.
     assert total_steps(Paper(), sensitivity=True) == (12 + 3 * 12 + 12 + 12 + 6) * 10_000
 
 

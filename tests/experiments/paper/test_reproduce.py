@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command as a whole, in the smallest form that has every part."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from equipoise.experiments.paper import Paper, _reproduce, read_claims, read_results, reproduce
+from equipoise.experiments.paper import Paper, _reproduce, read_claims, read_results, reproduce, total_steps
+from equipoise.experiments.paper._beyond import beyond_recipe
 from equipoise.experiments.paper._reproduce import begin_anew_if_complete, run_studies
 
 TINY = Paper(methods=("sample", "gm-iw"), temperatures=(1.0, 10.0), seeds=1, steps=4, sweeps=False)
@@ -61,13 +63,29 @@ def test_studies_that_are_done_are_not_run_again(tmp_path: Path, small_studies: 
 def test_a_command_that_ended_begins_anew(
     tmp_path: Path, complete: bool, wider: bool, sensitivity: bool, kept: bool
 ) -> None:
-    unit = tmp_path / "units" / "plain-gm.json"
+    unit = tmp_path / "units" / "direct-gm.json"
     unit.parent.mkdir()
     unit.write_text("{}")
     if complete:
         (tmp_path / "report.html").write_text("")
     if wider:
         (tmp_path / "sensitivity").mkdir()
-    begin_anew_if_complete(tmp_path, sensitivity=sensitivity)
+    begin_anew_if_complete(tmp_path, ["sensitivity"] if sensitivity else [])
     assert unit.exists() == kept
     assert not (tmp_path / "report.html").exists()
+
+
+def test_beyond_the_paper_is_part_of_the_page(tmp_path: Path, small_studies: list[str]) -> None:
+    del small_studies
+    reproduce(TINY, tmp_path, command="x", quick=True, workers=0, say=lambda _: None)
+    steps: list[int] = []
+    found = reproduce(
+        TINY, tmp_path, command="x", quick=True, beyond=True, workers=0, say=lambda _: None, advance=steps.append
+    )
+    assert sum(steps) == total_steps(TINY, beyond=True)
+    page = (tmp_path / "report.html").read_text()
+    assert "Beyond the paper" in page
+    assert "after parts that were there before" in page
+    assert {"beyond.png", "beyond-solved.svg"} <= {path.name for path in found.paths}
+    study = json.loads((tmp_path / "beyond" / "beyond.json").read_text())
+    assert [row["method"] for row in study["rows"]] == list(beyond_recipe(TINY).methods)

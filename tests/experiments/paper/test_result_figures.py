@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.estimators import STRATEGIES
+from equipoise.estimators import PAPER_STRATEGIES
 from equipoise.experiments.paper._result_figures import _draw_panel, _drawn, draw_result_figures
 from equipoise.experiments.paper._solved_figures import panel_tables, sweep_tables
 from equipoise.experiments.paper._style import new_figure
@@ -53,7 +53,7 @@ def test_figures_name_the_strategies_and_say_that_a_run_was_quick(make_results: 
     for path in paths:
         text = words(path)
         assert "quick run (500 steps): not the experiment in full" in text
-        assert all(strategy.label in text for strategy in STRATEGIES.values())
+        assert all(strategy.label in text for strategy in PAPER_STRATEGIES.values())
     main = words(paths[0])
     assert "Data and learned model" in main
     assert "MSE 0.0098" in main
@@ -101,7 +101,7 @@ def test_tables_count_what_is_solved(make_results: Any) -> None:
     titles = ["REINFORCE", "REINFORCE, Sinkhorn first", "REINFORCE, no importance weights"]
     assert [table.title for table in tables[:3]] == titles
     assert len(tables) == 6
-    plain = dict(zip(STRATEGIES, tables[0].rows, strict=True))
+    plain = dict(zip(PAPER_STRATEGIES, tables[0].rows, strict=True))
     assert plain["gm"] == ((7, 10),) * 12
     assert plain["sample"] == ((1, 10),) * 5 + ((10, 10),) * 7
     assert plain["skip"] == (None,) * 12

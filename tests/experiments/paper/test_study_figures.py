@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.estimators import STRATEGIES
+from equipoise.estimators import PAPER_STRATEGIES
 from equipoise.experiments.paper import _style
 from equipoise.experiments.paper._recipe import Paper
 from equipoise.experiments.paper._studies import (
@@ -63,7 +63,7 @@ def traces() -> dict[str, Any]:
     keys += ("gradient_variance", "gradient_norm", "possible_weight", "row_variance")
     records = [
         {"method": method, "temperature": temperature, "steps": steps} | dict.fromkeys(keys, [0.5, 0.4, None, 0.2])
-        for method in STRATEGIES
+        for method in PAPER_STRATEGIES
         for temperature in (1.0, 10.0)
     ]
     common = [record | {"gradient_norm": [0.1] * 4} for record in records]
@@ -100,7 +100,7 @@ def test_what_is_missing_is_not_drawn(studies: dict[str, Any], tmp_path: Path) -
 
 
 def test_methods_differ_in_more_than_colour() -> None:
-    assert list(LOOKS) == list(STRATEGIES)
+    assert list(LOOKS) == list(PAPER_STRATEGIES)
     assert len({each.marker for each in LOOKS.values()}) == len(LOOKS)
     assert len({each.colour for each in LOOKS.values()}) == len(LOOKS)
     assert look("a strategy of one's own").marker not in {each.marker for each in LOOKS.values()}

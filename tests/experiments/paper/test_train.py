@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.estimators import STRATEGIES, Noise
+from equipoise.estimators import Noise, RegressionCritic
 from equipoise.experiments.paper import Paper, Run, train
+from equipoise.experiments.paper._methods import BEYOND, METHOD_TABLE
 from equipoise.experiments.paper._recipe import METHODS
 from equipoise.experiments.paper._task import draw_data, draw_parameters, errors, lines, router, target_function
 from equipoise.experiments.paper._train import _Adam, _Batch, _noise
@@ -17,7 +18,7 @@ SMALL = Paper(steps=4, seeds=2, temperatures=(0.5, 2.0))
 
 
 def make_run(**changes: object) -> Run:
-    fields = {
+    settings = {
         "variant": "plain",
         "method": "sample",
         "loss": "reinforce",
@@ -26,26 +27,31 @@ def make_run(**changes: object) -> Run:
         "learning_rate": 0.1,
         "seed": 0,
     }
-    return Run(**{**fields, **changes})
+    return Run(**{**settings, **changes})
 
 
 def train_one_by_one(run: Run, recipe: Paper) -> Tensor:
     """The obvious loop: one run, nn.Linear layers, torch.optim.Adam, the estimate written out by hand."""
-    x, y = draw_data(0, recipe.num_points, recipe.noise_sd)
+    x, y = draw_data(run.seed if recipe.dataset == "per-seed" else 0, recipe.num_points, recipe.noise_sd)
     start = draw_parameters(run.seed, recipe.initialisation)
     gate, experts = torch.nn.Linear(1, 1), torch.nn.Linear(1, 2)
     with torch.no_grad():
         gate.weight[0, 0], gate.bias[0] = start[0], start[1]
         experts.weight[:, 0], experts.bias[:] = start[2:4], start[4:6]
     optimiser = torch.optim.Adam([*gate.parameters(), *experts.parameters()], lr=run.learning_rate)
-    strategy, baseline = STRATEGIES[run.method], 0.0
-    for gumbel, priority in _noise([run.seed], recipe):
+    method, baseline = METHOD_TABLE[run.method], 0.0
+    strategy, critic = method.strategy, RegressionCritic(2, 5)
+    inputs = torch.stack([x, y, x * x, x * y, y * y], 1)
+    for noise in _noise([run.seed], recipe, strategy):
         a = gate(x[:, None])
         log_p = torch.log_softmax(torch.cat([torch.zeros_like(a), a], 1), 1)
         s, weight = strategy.draw(
             log_p.detach(),
-            Noise(gumbel[0], priority[0]),
+            Noise(
+                *(None if part is None else part[0] for part in (noise.gumbel, noise.priority, noise.coin, noise.pick))
+            ),
             temperature=run.temperature,
+            capacity=method.capacity(len(x)),
             sinkhorn_first=run.variant == "sinkhorn",
             importance=run.variant != "no-iw",
         )
@@ -56,7 +62,10 @@ def train_one_by_one(run: Run, recipe: Paper) -> Tensor:
             loss = (weight * losses).mean()
         else:
             losses = (y - prediction) ** 2
-            loss = (weight * ((losses.detach() - baseline) * log_p_z + losses)).mean()
+            c = critic(inputs) if method.critic else torch.full_like(log_p, baseline)
+            advantage = losses.detach() - c.gather(1, s.z[:, None])[:, 0]
+            loss = (weight * (advantage * log_p_z + losses)).mean() + (log_p.exp() * c).sum(1).mean()
+            critic.update(inputs, s, losses.detach())
             baseline = 0.99 * baseline + 0.01 * float(losses.detach()[s.kept].mean())
         p = log_p.exp().mean(0)
         preferred = torch.bincount(log_p.argmax(1), minlength=2) / len(x)
@@ -78,6 +87,14 @@ def test_a_batch_of_runs_equals_single_runs(method: str, variant: str) -> None:
     ]
     found = train(runs, SMALL).parameters
     expected = torch.stack([train_one_by_one(run, SMALL) for run in runs])
+    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("method", BEYOND)
+def test_beyond_the_paper_too_a_batch_equals_single_runs(method: str) -> None:
+    runs = [make_run(method=method, temperature=t, seed=seed) for t, seed in ((2.0, 0), (0.3, 1), (2.0, 1))]
+    found = train(runs, replace(SMALL, dataset="per-seed")).parameters
+    expected = torch.stack([train_one_by_one(run, replace(SMALL, dataset="per-seed")) for run in runs])
     torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5)
 
 

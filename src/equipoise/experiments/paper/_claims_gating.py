@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from equipoise.estimators import STRATEGIES
+from equipoise.estimators import PAPER_STRATEGIES
 from equipoise.experiments.paper._claims_reinforce import compare_variants
 from equipoise.experiments.paper._recipe import METHODS, SWEEP_TEMPERATURES
 from equipoise.experiments.paper._rules import (
@@ -85,7 +85,7 @@ def judge_noise(study: Mapping[str, Any]) -> list[Part]:
     """
     needed = {"kind", "method", "importance", "solved", "seeds"}
     runs: list[Mapping[str, Any]] = [
-        r for r in study.get("runs", ()) if needed <= r.keys() and r["method"] in STRATEGIES
+        r for r in study.get("runs", ()) if needed <= r.keys() and r["method"] in PAPER_STRATEGIES
     ]
     settings = sorted({(str(r["method"]), bool(r["importance"])) for r in runs})
     best = {
@@ -110,7 +110,7 @@ def _compare_noise(best: Mapping[tuple[str, bool], Mapping[str, float]], other: 
         f"most 0.1 fewer of the seeds than {name} at its best (in part: at most 0.2 fewer, or neither ever trains)"
     )
     pairs = {
-        f"{STRATEGIES[method].label}{'' if importance else ' without importance weights'}": (
+        f"{PAPER_STRATEGIES[method].label}{'' if importance else ' without importance weights'}": (
             kinds["gumbel"],
             kinds[other],
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules for the claims about REINFORCE: sections 3 and 3.1 and appendix E of the paper."""
 
-from equipoise.estimators import STRATEGIES
+from equipoise.estimators import PAPER_STRATEGIES
 from equipoise.experiments.paper._recipe import (
     BALANCE_WEIGHTS,
     LEARNING_RATES,
@@ -39,7 +39,8 @@ def judge_solved_from_one(outcomes: Outcomes) -> list[Part]:
     parts: list[Part] = []
     for method in ("sample", "skip-iw"):
         found = outcomes.fractions("reinforce", "plain", [method], FROM_ONE)
-        rule = f"{STRATEGIES[method].label} solves at every temperature >= 1 (in part: half of these runs are solved)"
+        label = PAPER_STRATEGIES[method].label
+        rule = f"{label} solves at every temperature >= 1 (in part: half of these runs are solved)"
         parts.append(solved_part(rule, found, grade_all_solved(found.values())))
     return parts
 
@@ -53,9 +54,8 @@ def judge_skip_only(outcomes: Outcomes) -> list[Part]:
     short = _shortfall(outcomes, "sample", "skip-iw")
     parts = [_shortfall_part(rule, "skip-iw", short, None if short is None else _grade_match(short))]
     for method in ("skip", *MATCHING):
-        rule = (
-            f"{STRATEGIES[method].label} solves at least {_FALLS_SHORT} fewer of them (in part: more than {_MATCHES})"
-        )
+        label = PAPER_STRATEGIES[method].label
+        rule = f"{label} solves at least {_FALLS_SHORT} fewer of them (in part: more than {_MATCHES})"
         short = _shortfall(outcomes, "sample", method)
         parts.append(_shortfall_part(rule, method, short, None if short is None else _grade_short(short)))
     return parts
@@ -93,7 +93,7 @@ def _shortfall_part(rule: str, method: str, short: float | None, given: Grade, i
         return Part(rule=rule, measured="not all settings run", grade=None)
     if short != short:
         return Part(rule=rule, measured="Sample solves at no temperature", grade=given)
-    label = STRATEGIES[method].label
+    label = PAPER_STRATEGIES[method].label
     measured = f"{label} solves {abs(short):.2f} {'fewer' if short >= 0 else 'more'} of the runs than {ideal}"
     return Part(rule=rule, measured=measured, grade=given, figures={f"{ideal} - {label}": round(short, 6)})
 
@@ -102,7 +102,7 @@ def judge_matching(outcomes: Outcomes) -> list[Part]:
     """Claim 3: Gumbel-Matching IW and SH fall short of Sample Skip IW, recover at large temperature; the biased not."""
     parts: list[Part] = []
     for method in ("gm-iw", "gm-sh"):
-        label = STRATEGIES[method].label
+        label = PAPER_STRATEGIES[method].label
         rule = (
             f"over the temperatures at which Sample solves, {label} solves at least {_FALLS_SHORT} fewer of the runs "
             f"than Sample Skip IW (in part: more than {_MATCHES})"
@@ -121,7 +121,7 @@ def judge_matching(outcomes: Outcomes) -> list[Part]:
 
 def _whole_range(outcomes: Outcomes, method: str) -> Part:
     """Less effective over all temperatures: the other reading of the sentence."""
-    label = STRATEGIES[method].label
+    label = PAPER_STRATEGIES[method].label
     rule = f"over all temperatures too, {label} solves fewer runs than Sample Skip IW (in part: as many)"
     found = known(outcomes.fractions("reinforce", "plain", [method]).values())
     skip = known(outcomes.fractions("reinforce", "plain", ["skip-iw"]).values())
@@ -200,7 +200,7 @@ def judge_no_weights(outcomes: Outcomes) -> list[Part]:
     parts: list[Part] = []
     for method in INDEPENDENT:
         found = outcomes.fractions("reinforce", "no-iw", [method], LOW)
-        rule = f"{STRATEGIES[method].label} solves at some temperature < 1 (in part: does not fail at some)"
+        rule = f"{PAPER_STRATEGIES[method].label} solves at some temperature < 1 (in part: does not fail at some)"
         parts.append(solved_part(rule, found, grade_one_solved(found.values()), core=method != "skip"))
     high = outcomes.fractions("reinforce", "no-iw", ["sample", "skip-iw"], HIGH)
     rule = "Sample and Sample Skip IW fail at temperatures 10, 30 and 100 (in part: solve at none)"

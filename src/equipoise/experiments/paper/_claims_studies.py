@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from equipoise.estimators import STRATEGIES
+from equipoise.estimators import PAPER_STRATEGIES
 from equipoise.experiments.paper._rules import Grade, Part, grade
 
 Record = Mapping[str, Any]
@@ -113,7 +113,7 @@ def _spell_out(name: str) -> str:
         'Gumbel-Matching IW: largest weight'
     """
     method, _, rest = name.partition(" ")
-    return f"{STRATEGIES[method].label}: {rest}"
+    return f"{PAPER_STRATEGIES[method].label}: {rest}"
 
 
 def judge_marginals(study: Record) -> list[Part]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import cast
 
 from equipoise._core import check_fraction, check_iterations, check_one_of, check_positive
-from equipoise.estimators import STRATEGIES
+from equipoise.experiments.paper._methods import METHOD_TABLE
 from equipoise.experiments.paper._results import (
     LOSSES,
     MAIN_BALANCE_WEIGHT,
@@ -81,7 +81,8 @@ class Paper:
         losses: how the router learns.
         variants: what is changed about the sampling.
         temperatures: of the proposal.
-        seeds: how many; they are 0, 1, ...
+        seeds: how many; they are consecutive.
+        first_seed: where they begin.
         steps: of Adam.
         sweeps: whether to run the sweeps of the balance loss and the learning rate too.
         balance_weight: of the load-balance loss with gating; REINFORCE has none outside of the sweep.
@@ -106,6 +107,7 @@ class Paper:
     variants: tuple[str, ...] = VARIANTS
     temperatures: tuple[float, ...] = TEMPERATURES
     seeds: int = 10
+    first_seed: int = 0
     steps: int = 10_000
     sweeps: bool = True
     balance_weight: float = MAIN_BALANCE_WEIGHT["gating"]
@@ -124,7 +126,7 @@ class Paper:
     def __post_init__(self) -> None:
         """Refuses what cannot be run, before anything is."""
         for name, values, known in (
-            ("methods", self.methods, tuple(STRATEGIES)),
+            ("methods", self.methods, tuple(METHOD_TABLE)),
             ("losses", self.losses, LOSSES),
             ("variants", self.variants, VARIANTS),
         ):
@@ -175,7 +177,7 @@ class Paper:
     def _seeds(
         self, variant: str, method: str, loss: str, weight: float, temperature: float, rate: float
     ) -> Iterable[tuple[Run, None]]:
-        for seed in range(self.seeds):
+        for seed in range(self.first_seed, self.first_seed + self.seeds):
             run = Run(
                 variant=cast(Variant, variant),
                 method=method,

@@ -12,7 +12,6 @@ from typing import Any, get_args
 import jinja2
 
 from equipoise import __version__
-from equipoise.estimators import STRATEGIES
 from equipoise.experiments.paper._claims import VERDICT_RULE, Claim, Verdict
 from equipoise.experiments.paper._result_figures import quick_note
 from equipoise.experiments.paper._results import THRESHOLD, Result
@@ -46,6 +45,15 @@ _CAPTIONS = {
     "sweeps": (
         "Sweeps",
         "Solved seeds by the weight of the balance loss, and by learning rate.",
+    ),
+    "beyond": (
+        "Beyond the paper",
+        "Solved seeds against temperature on seeds of their own, a dataset for each: what the paper has in grey, "
+        "bounded weights, a critic and slack in colour.",
+    ),
+    "beyond-solved": (
+        "Beyond the paper: all methods",
+        "How many seeds end below the threshold, by method and temperature.",
     ),
     "study-training": (
         "Along training",
@@ -103,6 +111,7 @@ def write_report(
     environment: Mapping[str, Any],
     command: str,
     seconds: float,
+    resumed: bool = False,
 ) -> Path:
     """Writes the page, with the figures that are in `figures` below the folder.
 
@@ -111,10 +120,11 @@ def write_report(
         recipe_description: what was run, by name; `quick` says that it was not the experiment in full.
         results: the training runs.
         claims: what was judged.
-        studies: the smaller experiments; of these only `sensitivity` is shown as a table, the others as figures.
+        studies: the smaller experiments; `sensitivity` and `beyond` are shown as tables, the others as figures.
         environment: machine and software.
         command: what was typed.
         seconds: how long it took.
+        resumed: whether part of the work had been done before, so that the time is not that of all of it.
 
     Returns:
         The page.
@@ -134,13 +144,13 @@ def write_report(
         verdict_rule=VERDICT_RULE,
         claims=claims,
         pictures=find_pictures(out / "figures"),
-        labels=[strategy.label for strategy in STRATEGIES.values()],
         tables=panel_tables(results),
         sweeps=sweep_tables(results),
         sensitivity=studies.get("sensitivity"),
         environment=[(name, describe_value(v)) for name, v in environment.items()],
         command=command,
-        duration=describe_duration(seconds),
+        beyond=studies.get("beyond"),
+        duration=f"{describe_duration(seconds)}{', after parts that were there before' if resumed else ''}",
     )
     out.mkdir(parents=True, exist_ok=True)
     path = out / "report.html"

@@ -3,7 +3,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 from equipoise.experiments.bench._environment import environment
+from equipoise.experiments.paper._beyond import beyond_recipe, run_beyond
+from equipoise.experiments.paper._beyond_figures import draw_beyond_figures
 from equipoise.experiments.paper._claims import Claim, judge, write_claims
 from equipoise.experiments.paper._recipe import Paper
 from equipoise.experiments.paper._report import write_report
-from equipoise.experiments.paper._result_figures import draw_result_figures
-from equipoise.experiments.paper._results import Result
+from equipoise.experiments.paper._result_figures import draw_result_figures, quick_note
+from equipoise.experiments.paper._results import Result, read_results
 from equipoise.experiments.paper._runner import Progress, load_unit, run_tasks, run_units
 from equipoise.experiments.paper._sensitivity import run_sensitivity
 from equipoise.experiments.paper._studies import ON_RECIPE, STUDIES
@@ -49,6 +51,7 @@ def reproduce(
     command: str,
     quick: bool = False,
     sensitivity: bool = False,
+    beyond: bool = False,
     workers: int = 2,
     say: Callable[[str], object] = print,
     advance: Progress | None = None,
@@ -61,6 +64,7 @@ def reproduce(
         command: what was typed, for the report.
         quick: studies in small too.
         sensitivity: run the panels once more under every alternative to an open choice.
+        beyond: also train what the paper does not have, on other seeds.
         workers: processes.
         say: called with a line when a part begins.
         advance: called with training steps as they are done.
@@ -69,7 +73,8 @@ def reproduce(
         The results, and where they are.
     """
     began = time.perf_counter()
-    begin_anew_if_complete(out, sensitivity=sensitivity)
+    begin_anew_if_complete(out, [n for n, wanted in (("sensitivity", sensitivity), ("beyond", beyond)) if wanted])
+    resumed = any(out.glob("**/units/*.json"))
     advance = advance or _ignore
     say(f"training {len(recipe.runs()):,} runs of {recipe.steps:,} steps")
     results = run_units(recipe, out, workers=workers, progress=advance)
@@ -79,6 +84,10 @@ def reproduce(
     if sensitivity:
         say("the panels under other readings of the paper")
         studies["sensitivity"] = run_sensitivity(recipe, results, studies, out, workers=workers, advance=advance)
+    further = beyond_recipe(recipe)
+    if beyond:
+        say(f"beyond the paper: {len(further.runs()):,} runs on other seeds")
+        studies["beyond"] = run_beyond(further, out, workers=workers, advance=advance)
     claims = judge(results, studies)
     write_claims(out / "claims.json", claims)
     say("figures and report")
@@ -86,6 +95,14 @@ def reproduce(
     paths = [out / "results.csv", out / "claims.json"]
     paths += draw_result_figures(out, results, described, model=studies["traces"].get("model"))
     paths += save_study_figures(studies, out / "figures")
+    if beyond:
+        paths += draw_beyond_figures(
+            out / "figures",
+            read_results(out / "beyond" / "results.csv"),
+            studies["beyond"],
+            further,
+            quick_note(described),
+        )
     report = write_report(
         out,
         recipe_description=described,
@@ -95,19 +112,21 @@ def reproduce(
         environment=environment(),
         command=command,
         seconds=time.perf_counter() - began,
+        resumed=resumed,
     )
     return Reproduction(results=results, claims=claims, paths=[*paths, report])
 
 
-def begin_anew_if_complete(out: Path, *, sensitivity: bool) -> None:
+def begin_anew_if_complete(out: Path, extras: Sequence[str]) -> None:
     """Forgets the runs and studies of a command that ended; those of one that was interrupted stay.
 
     Args:
         out: the folder it wrote to.
-        sensitivity: whether other readings are asked for too; if they were not before, the rest need not be run again.
+        extras: what is asked for besides the experiment, by the names of its folders. If one of them was not run
+            before, the rest need not be run again.
     """
     report = out / "report.html"
-    if report.exists() and (not sensitivity or (out / "sensitivity").exists()):
+    if report.exists() and all((out / name).exists() for name in extras):
         for path in [*out.glob("**/units/*.json"), *out.glob("studies/*.json")]:
             path.unlink()
     report.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter
 
-from equipoise.estimators import STRATEGIES
+from equipoise.estimators import PAPER_STRATEGIES
 from equipoise.experiments.paper._results import LOSSES, THRESHOLD, VARIANTS, Loss, Result, Variant, select, select_main
 from equipoise.experiments.paper._solved_figures import draw_solved_figures
 from equipoise.experiments.paper._style import GREY, INK, add_grid, legend_lines, look, new_figure, save, style
@@ -116,8 +116,8 @@ def _draw_panel(axes: Axes, runs: Sequence[Result], title: str) -> None:
     axes.set_ylim(_FLOOR, _CEILING)
     axes.set_title(title, fontweight="bold")
     axes.axhline(THRESHOLD, color=INK, linestyle=_DASHES, linewidth=1.0, zorder=1)
-    for place, name in enumerate(STRATEGIES):
-        shift = _DODGE ** (place - (len(STRATEGIES) - 1) / 2)
+    for place, name in enumerate(PAPER_STRATEGIES):
+        shift = _DODGE ** (place - (len(PAPER_STRATEGIES) - 1) / 2)
         _draw_method(axes, select(runs, method=name), name, shift)
     _say_diverged(axes, runs)
     _set_ticks(axes, sorted({run.temperature for run in runs}))

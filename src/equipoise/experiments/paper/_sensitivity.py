@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.experiments.paper._beyond import beyond_recipe
 from equipoise.experiments.paper._claims import judge
 from equipoise.experiments.paper._recipe import OPEN_CHOICES, Paper
 from equipoise.experiments.paper._results import Result
@@ -80,17 +81,18 @@ def alternatives(recipe: Paper) -> list[tuple[str, str | None]]:
     return [*found, ("baseline_decay", None)] if recipe.baseline_decay is not None else found
 
 
-def total_steps(recipe: Paper, *, sensitivity: bool = False) -> int:
+def total_steps(recipe: Paper, *, sensitivity: bool = False, beyond: bool = False) -> int:
     """Counts the training steps of the command, those of runs that are trained together once.
 
     Args:
         recipe: the experiment.
         sensitivity: whether the panels are trained under other readings too.
+        beyond: whether what the paper does not have is trained too.
 
     Returns:
         The number of steps.
     """
-    units = len(recipe.units())
+    units = len(recipe.units()) + (len(beyond_recipe(recipe).units()) if beyond else 0)
     if sensitivity:
         for name, value in alternatives(recipe):
             affected = _affected(replace(recipe, sweeps=False, **{name: value}), name)

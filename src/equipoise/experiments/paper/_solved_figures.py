@@ -9,7 +9,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from equipoise.estimators import STRATEGIES
+from equipoise.experiments.paper._methods import METHOD_TABLE
+from equipoise.experiments.paper._recipe import METHODS
 from equipoise.experiments.paper._results import (
     LOSSES,
     MAIN_BALANCE_WEIGHT,
@@ -35,16 +36,26 @@ class SolvedTable:
         title: of what.
         varies: the name of that number.
         columns: its values.
-        rows: for each strategy in order, solved and all runs for each column; None where there is none.
+        labels: of the rows.
+        rows: solved and all runs for each column; None where there is none.
     """
 
     title: str
     varies: str
     columns: tuple[float, ...]
+    labels: tuple[str, ...]
     rows: tuple[tuple[tuple[int, int] | None, ...], ...]
 
 
-def count_solved(runs: Sequence[Result], title: str, varies: str, value: Callable[[Result], float]) -> SolvedTable:
+def count_solved(
+    runs: Sequence[Result],
+    title: str,
+    varies: str,
+    value: Callable[[Result], float],
+    *,
+    methods: Sequence[str] = METHODS,
+    solved: Callable[[Result], bool] = lambda run: run.solved,
+) -> SolvedTable:
     """Counts solved seeds.
 
     Args:
@@ -52,6 +63,8 @@ def count_solved(runs: Sequence[Result], title: str, varies: str, value: Callabl
         title: of the table.
         varies: what the columns are.
         value: the column of a run.
+        methods: the rows.
+        solved: what counts.
 
     Returns:
         The table.
@@ -59,14 +72,15 @@ def count_solved(runs: Sequence[Result], title: str, varies: str, value: Callabl
     counts: dict[tuple[str, float], list[int]] = {}
     for run in runs:
         tally = counts.setdefault((run.method, value(run)), [0, 0])
-        tally[0] += run.solved
+        tally[0] += solved(run)
         tally[1] += 1
     columns = sorted({column for _, column in counts})
-    rows = [[counts.get((name, column)) for column in columns] for name in STRATEGIES]
+    rows = [[counts.get((name, column)) for column in columns] for name in methods]
     return SolvedTable(
         title=title,
         varies=varies,
         columns=tuple(columns),
+        labels=tuple(METHOD_TABLE[name].label for name in methods),
         rows=tuple(tuple((cell[0], cell[1]) if cell else None for cell in row) for row in rows),
     )
 
@@ -123,14 +137,26 @@ def draw_solved_figures(folder: Path, results: Sequence[Result], note: str) -> l
         ("sweeps", sweep_tables(results), 4, 12.2),
     ):
         if tables:
-            paths += save(_draw(tables, across, width, note), folder, name)
+            paths += save(draw_tables(tables, across, width, note), folder, name)
     return paths
 
 
-def _draw(tables: Sequence[SolvedTable], across: int, width: float, note: str) -> Figure:
+def draw_tables(tables: Sequence[SolvedTable], across: int, width: float, note: str) -> Figure:
+    """Draws tables side by side.
+
+    Args:
+        tables: what to draw.
+        across: how many in a line.
+        width: of the figure, in inches.
+        note: what to say above, or nothing.
+
+    Returns:
+        The figure.
+    """
     down = -(-len(tables) // across)
     across = min(across, len(tables))
-    figure = new_figure(width, 2.35 * down + 0.2)
+    height = 0.27 * max(len(table.rows) for table in tables) + 0.73
+    figure = new_figure(width, height * down + 0.2)
     grid = figure.subplots(down, across, squeeze=False)
     for place, axes in enumerate(grid.flat):
         if place < len(tables):
@@ -165,7 +191,7 @@ def _draw_table(axes: Axes, table: SolvedTable, *, labelled: bool) -> None:
     axes.set_xlim(-0.5, len(table.columns) - 0.5)
     axes.set_ylim(len(table.rows) - 0.5, -0.5)
     axes.set_xticks(range(len(table.columns)), [f"{value:g}" for value in table.columns], fontsize=7.5)
-    axes.set_yticks(range(len(table.rows)), [s.label for s in STRATEGIES.values()] if labelled else [], fontsize=8)
+    axes.set_yticks(range(len(table.rows)), table.labels if labelled else [], fontsize=8)
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-from equipoise.estimators import STRATEGIES
+from equipoise.estimators import PAPER_STRATEGIES
 
 INK = "#1a1a1a"
 GREY = "#6b6b6b"
@@ -117,7 +117,7 @@ def look(method: str) -> Look:
 
 def legend_lines() -> list[Line2D]:
     """Makes one labelled line for each strategy, in the order of the table, for a legend that panels share."""
-    return [Line2D([], [], label=strategy.label, **look(name).line) for name, strategy in STRATEGIES.items()]
+    return [Line2D([], [], label=strategy.label, **look(name).line) for name, strategy in PAPER_STRATEGIES.items()]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from equipoise.estimators import STRATEGIES
+from equipoise.estimators import PAPER_STRATEGIES
 from equipoise.experiments.paper._style import GREY, LOOKS, Look, add_grid, legend_lines, look, new_figure, row, stack
 
 _SIDES = (
@@ -37,13 +37,13 @@ def draw_training(study: Mapping[str, Any]) -> Figure:
     """Draws the three sides of eq. (1) for each method at temperature 1, then the router's entropy at both."""
     figure = new_figure(7.6, 6.6)
     above, middle, below = stack(figure, 1.0, 1.0, 1.05)
-    methods = [method for method in STRATEGIES if _find(study["training"], method, 1.0)]
+    methods = [method for method in PAPER_STRATEGIES if _find(study["training"], method, 1.0)]
     panels = row(above, 3, sharex=True, sharey=True) + row(middle, 3, sharex=True, sharey=True)
     for axes, method in zip(panels, methods, strict=False):
         record = _find(study["training"], method, 1.0)
         for key, _, mark in _SIDES:
             _plot(axes, record, key, mark)
-        axes.set_title(STRATEGIES[method].label)
+        axes.set_title(PAPER_STRATEGIES[method].label)
         axes.set_ylim(-2.2, 1.2)
         _steps_axis(axes)
         # Before, all methods are where they started, far below.
@@ -83,7 +83,7 @@ def draw_weights(study: Mapping[str, Any]) -> Figure:
     for part, (key, title) in zip(stack(figure, 1.0, 1.0, 1.0), quantities, strict=True):
         panels = row(part, 2, sharey=True)
         for axes, temperature in zip(panels, (1.0, 10.0), strict=True):
-            for method in STRATEGIES:
+            for method in PAPER_STRATEGIES:
                 _plot(axes, _find(study["common"], method, temperature), key, look(method))
             _steps_axis(axes)
             if key == "ess":

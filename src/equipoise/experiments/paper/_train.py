@@ -17,22 +17,25 @@ from torch import Tensor
 
 from equipoise.balancing import sinkhorn
 from equipoise.estimators import (
-    STRATEGIES,
+    Combination,
     EMABaseline,
     Noise,
+    RegressionCritic,
     gate,
     gated_loss,
     load_balance_loss,
     probability_ratio,
     reinforce,
 )
+from equipoise.experiments.paper._methods import METHOD_TABLE
 from equipoise.experiments.paper._recipe import Paper, Run
 from equipoise.experiments.paper._results import Result
 from equipoise.experiments.paper._task import draw_data, draw_parameters, errors, features, lines, router
 from equipoise.ops import draw_gumbel
 from equipoise.sampling import Sample
 
-_NOISE = 3 << 20
+# Streams of noise: what every method needs, and what only those beyond the paper do.
+_NOISE, _FURTHER = 3 << 20, 4 << 20
 # Steps whose noise is drawn at once.
 _CHUNK = 100
 # The last steps that the second measure of the error averages over.
@@ -108,8 +111,8 @@ def train(
     batch = _Batch(distinct, recipe)
     kept: dict[int, Tensor] = {0: batch.theta.detach().clone()} if 0 in snapshots else {}
     last, total = torch.zeros(2, len(distinct)), torch.zeros(2, len(distinct))
-    for step, (gumbel, priority) in enumerate(_noise(batch.seeds, recipe), start=1):
-        batch.step(gumbel, priority)
+    for step, noise in enumerate(_noise(batch.seeds, recipe, batch.method.strategy), start=1):
+        batch.step(noise)
         if step in snapshots:
             kept[step] = batch.theta.detach().clone()
         if step > recipe.steps - _AVERAGED:
@@ -135,16 +138,31 @@ def _block(run: Run) -> int:
     return 2 if run.balance_weight > 0 else 3
 
 
-def _noise(seeds: Sequence[int], recipe: Paper) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields Gumbel noise [s, n, 2] and priorities [s, n] of every step, one stream a seed."""
+def _noise(seeds: Sequence[int], recipe: Paper, strategy: Combination) -> Iterator[Noise]:
+    """Yields the noise of every step, [s, ...], one stream a seed; the paper's methods all have the same."""
     generators = [torch.Generator().manual_seed(_NOISE + seed) for seed in seeds]
-    n = recipe.num_points
+    further = [torch.Generator().manual_seed(_FURTHER + seed) for seed in seeds]
+    n, m = recipe.num_points, strategy.draws
     for start in range(0, recipe.steps, _CHUNK):
         # Rows last in memory, as in `router`.
         gumbel = torch.stack([draw_gumbel([_CHUNK, 2, n], generator=g) for g in generators], 1).mT
         priority = torch.stack([torch.rand([_CHUNK, n], generator=g) for g in generators], 1)
+        coin = torch.stack([torch.rand([_CHUNK, m, n], generator=g) for g in further], 1) if strategy.mixes else None
+        if m == 1 and coin is not None:
+            coin = coin.squeeze(2)
         for i in range(min(_CHUNK, recipe.steps - start)):
-            yield gumbel[i], priority[i]
+            yield Noise(
+                gumbel[i] if m == 1 else torch.stack([draw_gumbel([m, 2, n], generator=g) for g in further]).mT,
+                priority[i] if strategy.skips else None,
+                coin=None if coin is None else coin[i],
+                pick=torch.cat([torch.rand(1, generator=g) for g in further]) if m > 1 else None,
+            )
+
+
+def _of_rows(noise: Noise, seed: Tensor) -> Noise:
+    """Hands every run the noise of its seed."""
+    priority, coin, pick = (None if x is None else x[seed] for x in (noise.priority, noise.coin, noise.pick))
+    return Noise(noise.gumbel.mT[seed].mT, priority, coin=coin, pick=pick)
 
 
 class _Batch:
@@ -152,7 +170,8 @@ class _Batch:
 
     def __init__(self, runs: Sequence[Run], recipe: Paper) -> None:
         self.recipe = recipe
-        self.strategy = STRATEGIES[runs[0].method]
+        self.method = METHOD_TABLE[runs[0].method]
+        self.capacity = self.method.capacity(recipe.num_points)
         self.sinkhorn_first = runs[0].variant == "sinkhorn"
         self.weighted = torch.tensor([[run.variant != "no-iw"] for run in runs])
         self.seeds = sorted({run.seed for run in runs})
@@ -173,14 +192,14 @@ class _Batch:
         self.diverged = torch.zeros(len(runs), dtype=torch.bool)
         decay = 0.0 if recipe.baseline_decay is None else recipe.baseline_decay
         self.baseline = EMABaseline(decay, shape=[self.reinforced.stop])
+        self.critic = RegressionCritic(2, 5, shape=[self.reinforced.stop]) if self.method.critic else None
 
-    def step(self, gumbel: Float[Tensor, "s n 2"], priority: Float[Tensor, "s n"]) -> None:
+    def step(self, noise: Noise) -> None:
         """One step of Adam on the estimate of the gradient, for every run."""
-        noise = Noise(gumbel.mT[self.row_seed].mT, priority[self.row_seed] if self.strategy.skips else None)
         a, first, second = lines(self.theta, self.features)
         log_p = router(a)
         with torch.no_grad():
-            s, weight = self._draw(log_p.detach(), noise)
+            s, weight = self._draw(log_p.detach(), _of_rows(noise, self.row_seed))
         prediction = torch.lerp(first, second, s.z.to(first.dtype))  # z is 0 or 1
         self._loss(log_p, prediction, s, weight).sum().backward()
         grad, self.theta.grad = self.theta.grad, None
@@ -193,8 +212,13 @@ class _Batch:
         first, proposal = self.sinkhorn_first, log_p
         if first and self.recipe.sinkhorn_order == "sinkhorn-first":
             first, proposal = False, sinkhorn(log_p).log_p
-        s, weight = self.strategy.draw(
-            proposal, noise, temperature=self.temperature, sinkhorn_first=first, importance=False
+        s, weight = self.method.strategy.draw(
+            proposal,
+            noise,
+            temperature=self.temperature,
+            capacity=self.capacity,
+            sinkhorn_first=first,
+            importance=False,
         )
         return s, weight * torch.where(self.weighted, probability_ratio(log_p, s), 1.0)
 
@@ -203,9 +227,7 @@ class _Batch:
         if (r := self.reinforced).stop > 0:
             mine = _take(s, r)
             losses = (self._label(r) - prediction[r]) ** 2
-            baseline = 0.0 if self.recipe.baseline_decay is None else self.baseline.value
-            parts.append(reinforce(log_p[r], mine, losses, baseline=baseline, weight=weight[r]))
-            self.baseline.update(losses.detach(), mine)
+            parts.append(self._reinforce(log_p[r], mine, losses, weight[r]))
         if (g := self.gating).stop > g.start:
             mine = _take(s, g)
             losses = (self._label(g) - gate(log_p[g], mine) * prediction[g]) ** 2
@@ -217,6 +239,19 @@ class _Batch:
                 assigned = _take(s, b) if counted else None
                 penalty = load_balance_loss(log_p[b], assigned=assigned) * self.balance_weight[b]
                 loss = loss + torch.nn.functional.pad(penalty, (b.start, len(loss) - b.stop))
+        return loss
+
+    def _reinforce(self, log_p: Tensor, s: Sample, losses: Tensor, weight: Tensor) -> Float[Tensor, "r"]:
+        """The estimate, with what past steps say of the losses; then they take this one in."""
+        if self.critic is not None:
+            x, y = (v.expand(losses.shape) for v in (self.x, self.y))
+            inputs = torch.stack([x, y, x * x, x * y, y * y], -2).mT
+            loss = reinforce(log_p, s, losses, critic=self.critic(inputs), weight=weight)
+            self.critic.update(inputs, s, losses.detach())
+            return loss
+        baseline = 0.0 if self.recipe.baseline_decay is None else self.baseline.value
+        loss = reinforce(log_p, s, losses, baseline=baseline, weight=weight)
+        self.baseline.update(losses.detach(), s)
         return loss
 
     def _label(self, rows: slice) -> Tensor:
