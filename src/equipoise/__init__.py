@@ -11,10 +11,13 @@ from equipoise.assignment import conditional_values as conditional_values
 from equipoise.balancing import Balanced as Balanced
 from equipoise.balancing import ConvergenceWarning as ConvergenceWarning
 from equipoise.balancing import sinkhorn as sinkhorn
+from equipoise.estimators import PAPER_STRATEGIES as PAPER_STRATEGIES
 from equipoise.estimators import STRATEGIES as STRATEGIES
 from equipoise.estimators import EMABaseline as EMABaseline
 from equipoise.estimators import Noise as Noise
+from equipoise.estimators import RegressionCritic as RegressionCritic
 from equipoise.estimators import Strategy as Strategy
+from equipoise.estimators import draws_baseline as draws_baseline
 from equipoise.estimators import gate as gate
 from equipoise.estimators import gated_loss as gated_loss
 from equipoise.estimators import get_strategy as get_strategy
@@ -25,8 +28,10 @@ from equipoise.estimators import reinforce as reinforce
 from equipoise.estimators import z_loss as z_loss
 from equipoise.ops import draw_gumbel as draw_gumbel
 from equipoise.sampling import Sample as Sample
+from equipoise.sampling import sample_averaged as sample_averaged
 from equipoise.sampling import sample_gumbel_matching as sample_gumbel_matching
 from equipoise.sampling import sample_independent as sample_independent
+from equipoise.sampling import sample_rounds as sample_rounds
 from equipoise.sampling import sample_skip as sample_skip
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli import main
+from equipoise.estimators import STRATEGIES
 
 MODULE = """
 from dataclasses import replace
@@ -50,15 +51,18 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_six_strategies_by_default(capsys: pytest.CaptureFixture[str], in_folder: Path) -> None:
+def test_all_strategies_by_default(capsys: pytest.CaptureFixture[str], in_folder: Path) -> None:
     code, out, err = run(capsys, "--draws", "5000", "--n", "4", "--out", "here")
     assert (code, err) == (0, "")
-    for name in ("sample", "skip-iw", "skip", "gm-iw", "gm-sh", "gm"):
+    for name in STRATEGIES:
         assert f"] {name}: " in out
-    assert {path.name for path in (in_folder / "here").iterdir()} == {"audit.json", "audit.svg", "audit.png"}
+    for baseline in ("ema", "expert-mean", "critic", "residual", "leave-one-out", "draws"):
+        assert f"] skip-iw + {baseline}: " in out
+    names = {f"{name}.{ending}" for name in ("audit", "audit-cost") for ending in ("svg", "png")}
+    assert {path.name for path in (in_folder / "here").iterdir()} == {"audit.json", *names}
     stored = json.loads((in_folder / "here" / "audit.json").read_text())
     assert stored["options"]["draws"] == 5000
-    assert len(stored["strategies"]) == 6
+    assert len(stored["strategies"]) == len(STRATEGIES) + 3 * 6
 
 
 def test_strategy_of_a_users_own(capsys: pytest.CaptureFixture[str], in_folder: Path) -> None:
@@ -66,7 +70,8 @@ def test_strategy_of_a_users_own(capsys: pytest.CaptureFixture[str], in_folder: 
     options = ["--draws", "2000", "--sinkhorn-first", "--no-importance", "--baseline", "leave-one-out"]
     code, out, err = run(capsys, *chosen, *options)
     assert (code, err) == (0, "")
-    assert "Sinkhorn first, no importance weights, leave-one-out baseline" in " ".join(out.split())
+    assert "row effect 1, Sinkhorn first, no importance weights" in " ".join(out.split())
+    assert "[1/2] twin + leave-one-out: " in out
     twin, sample = json.loads((in_folder / "out" / "audit" / "audit.json").read_text())["strategies"]
     assert (twin["name"], sample["name"]) == ("twin", "sample")
     assert twin["router"]["mean"] == sample["router"]["mean"]
@@ -84,7 +89,13 @@ def test_strategy_of_a_users_own(capsys: pytest.CaptureFixture[str], in_folder: 
         (("--capacity", "0"), "capacity must be an integer >= 1, got 0"),
         (("--k", "1"), "k must be at least 2, got 1"),
         (("--sharpness", "nan"), "sharpness must be finite"),
-        (("--baseline", "median"), "leave-one-out"),
+        (("--baseline", "median"), "baseline must be one of 'none', 'ema'"),
+        (("--capacity-factor", "-1"), "capacity_factor must be finite and > 0, got -1"),
+        (("--capacity-factor", "1.5", "--capacity", "6"), "capacity_factor must not be given beside capacity"),
+        (("--row-effect", "nan"), "row_effect must be finite and >= 0, got nan"),
+        (("--eps", "1"), "eps must be in [0, 1), got 1"),
+        (("--solves", "0"), "draws"),
+        (("--eps", "0.1", "--strategy", "sample"), "eps must be left out where no strategy mixes"),
         (("--strategy", "best"), "sample, skip-iw, skip, gm-iw, gm-sh, gm"),
         (("--strategy", "no_such_module:best"), "no_such_module"),
         (("--strategy", "audited_strategies:missing"), "audited_strategies has no missing"),

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import equipoise as eq
 from equipoise.estimators import EMABaseline, ema_update, leave_one_out_baseline
-from equipoise.sampling import Sample, sample_independent, sample_skip
+from equipoise.sampling import Sample, sample_gumbel_matching, sample_independent, sample_skip
 
 
 def kept_only(kept: list) -> Sample:
@@ -86,7 +87,7 @@ def test_leave_one_out(generator: torch.Generator) -> None:
     logits = torch.randn(2, 6, 2, generator=generator)
     s = sample_skip(logits, torch.zeros(2, 6, 2), torch.rand(2, 6, generator=generator), capacity=2)
     losses = torch.rand(2, 6, generator=generator)
-    baseline = leave_one_out_baseline(losses.masked_fill(~s.kept, torch.nan), s)
+    baseline = leave_one_out_baseline(losses.masked_fill(~s.kept, torch.nan), s, allow_biased=True)
     for b in range(2):
         for i in range(6):
             others = [float(losses[b, r]) for r in range(6) if s.kept[b, r] and r != i]
@@ -96,6 +97,73 @@ def test_leave_one_out(generator: torch.Generator) -> None:
 def test_leave_one_out_of_a_single_row_is_zero() -> None:
     s = sample_independent(torch.zeros(1, 2), torch.zeros(1, 2))
     assert leave_one_out_baseline(torch.tensor([3.0]), s).tolist() == [0.0]
+
+
+def test_leave_one_out_is_refused_where_it_is_biased() -> None:
+    zeros, losses = torch.zeros(4, 2), torch.ones(4)
+    for s, how in (
+        (sample_skip(zeros, zeros, torch.rand(4), capacity=4), "a capacity by which rows are dropped"),
+        (sample_gumbel_matching(zeros, zeros), "Gumbel-Matching"),
+    ):
+        with pytest.raises(ValueError, match=f"s must have independent rows .* under {how}: .* draws_baseline"):
+            leave_one_out_baseline(losses, s)
+        assert leave_one_out_baseline(losses, s, allow_biased=True).tolist() == [1.0] * 4
+
+
+def draws(kept: list) -> Sample:
+    """Some draws of a batch [D, n] that kept these rows."""
+    return kept_only(kept)
+
+
+def test_other_draws_of_the_same_row() -> None:
+    s = draws([[True, True], [True, False], [True, True]])
+    losses = torch.tensor([[1.0, 10.0], [2.0, torch.nan], [6.0, 30.0]])
+    expected = torch.tensor([[4.0, 30.0], [3.5, 20.0], [1.5, 10.0]])
+    torch.testing.assert_close(eq.draws_baseline(losses, s), expected)
+
+
+def test_other_draws_by_weight() -> None:
+    s, losses = draws([[True], [True], [True]]), torch.tensor([[1.0], [2.0], [6.0]])
+    weight = torch.tensor([[0.5], [3.0], [1.0]])
+    expected = torch.tensor([[12 / 4], [6.5 / 1.5], [6.5 / 3.5]])
+    torch.testing.assert_close(eq.draws_baseline(losses, s, weight=weight), expected)
+
+
+def test_row_that_no_other_draw_kept_is_compared_with_all_rows_of_the_others() -> None:
+    s = draws([[True, True, True], [False, True, True], [False, True, False]])
+    losses = torch.tensor([[7.0, 1.0, 1.0], [torch.nan, 2.0, 3.0], [torch.inf, 4.0, torch.nan]])
+    baseline = eq.draws_baseline(losses, s)
+    assert baseline[:, 0].tolist() == [3.0, 7.0, 7.0]
+    assert eq.draws_baseline(losses, draws([[True, True, True], *[[False] * 3] * 2]))[0].tolist() == [0.0] * 3
+
+
+def test_other_draws_never_see_their_own(generator: torch.Generator) -> None:
+    s = draws([[[True] * 3] * 4] * 5)
+    losses = torch.rand(5, 4, 3, generator=generator, dtype=torch.float64)
+    changed = losses.clone()
+    changed[2] *= 1e6
+    before, after = eq.draws_baseline(losses, s), eq.draws_baseline(changed, s)
+    assert torch.equal(before[2], after[2])
+    assert not bool((before[1] == after[1]).any())
+
+
+def test_other_draws_carry_no_gradient_and_are_at_least_float32() -> None:
+    baseline = eq.draws_baseline(torch.ones(2, 1, dtype=torch.bfloat16, requires_grad=True), draws([[True], [False]]))
+    assert baseline.dtype == torch.float32
+    assert not baseline.requires_grad
+    assert baseline.tolist() == [[0.0], [1.0]]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_other_draws_need_another_draw() -> None:
+    with pytest.raises(ValueError, match="losses must hold at least 2 independent draws in their first dim.*, got 1:"):
+        eq.draws_baseline(torch.zeros(1, 3), draws([[True] * 3]))
+    with pytest.raises(ValueError, match="losses must hold at least 2 independent draws in their first dim.*, got 1:"):
+        eq.draws_baseline(torch.zeros(3), kept_only([True] * 3))
+    with pytest.raises(ValueError, match=r"losses must have shape \[2, 1\] .* of each draw\), got \[2\]"):
+        eq.draws_baseline(torch.zeros(2), draws([[True], [True]]))
+    with pytest.raises(ValueError, match=r"weight must have shape \[2, 1\] .* of each draw\), got \[2\]"):
+        eq.draws_baseline(torch.zeros(2, 1), draws([[True], [True]]), weight=torch.zeros(2))
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5, float("nan")])

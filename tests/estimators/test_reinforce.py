@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.estimators import importance_weight, reinforce
+from equipoise.estimators import STRATEGIES, RegressionCritic, importance_weight, reinforce
 from equipoise.ops import draw_gumbel
 from equipoise.sampling import Sample, sample_independent, sample_skip
 
@@ -135,6 +135,65 @@ def test_half_precision_losses_are_averaged_in_float32() -> None:
     assert reinforce(torch.zeros(4, 2).log_softmax(-1), s, torch.ones(4, dtype=torch.bfloat16)).dtype == torch.float32
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_critic_against_the_formula(
+    logits: Tensor, parameter: Tensor, generator: torch.Generator, masked: bool
+) -> None:
+    mask = torch.tensor([[True] * 7, [True, False, True, True, True, False, True]]) if masked else None
+    critic = torch.randn(BATCH, N, K, generator=generator, dtype=torch.float64).requires_grad_()
+    log_p, s = logits.log_softmax(-1), draw(logits, mask=mask)
+    losses = s.at_z(parameter**2)
+    plain = reinforce(log_p, s, losses, baseline=0.3)
+    loss = reinforce(log_p, s, losses, baseline=0.3, critic=critic)
+    assert torch.equal(loss, plain)
+    shift = torch.autograd.grad((loss - plain).sum(), [logits, parameter, critic], allow_unused=True, retain_graph=True)
+    assert shift[2] is None
+    assert not bool(shift[1].any())
+
+    weight, p = importance_weight(log_p, s), logits.detach().softmax(-1)
+    by_hand = torch.zeros_like(logits)
+    for b in range(BATCH):
+        n = N if mask is None else int(mask[b].sum())
+        for i in range(N):
+            if mask is not None and not mask[b, i]:
+                continue
+            c = critic[b, i].detach()
+            by_hand[b, i] += p[b, i] * (c - p[b, i] @ c) / n  # dropped rows have their expectation too
+            if s.kept[b, i]:
+                score = torch.nn.functional.one_hot(s.z[b, i], K) - p[b, i]
+                by_hand[b, i] -= weight[b, i] * c[s.z[b, i]] * score / n
+    torch.testing.assert_close(shift[0], by_hand, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["sample", "skip-iw", "gm-iw"])
+def test_critic_that_is_right_leaves_no_variance_in_the_router(
+    logits: Tensor, generator: torch.Generator, name: str
+) -> None:
+    f = torch.rand(BATCH, N, K, generator=generator, dtype=torch.float64)
+    strategy, log_p = STRATEGIES[name], logits.log_softmax(-1)
+    noise = strategy.draw_noise(logits.shape, generator=generator, dtype=torch.float64)
+    s, weight = strategy.draw(log_p, noise, temperature=0.6)
+    (router,) = torch.autograd.grad(reinforce(log_p, s, s.at_z(f), weight=weight, critic=f).sum(), logits)
+    (exact,) = torch.autograd.grad((logits.softmax(-1) * f).sum() / N, logits)
+    torch.testing.assert_close(router, exact, rtol=1e-12, atol=1e-14)
+
+
+def test_critic_of_masked_rows_may_hold_garbage_and_forbidden_experts_count_nothing(logits: Tensor) -> None:
+    mask = torch.tensor([[True] * 7, [True, False, True, True, True, False, True]])
+    s = draw(logits, mask=mask)
+    router = logits.detach().clone()
+    router[0, 0, (int(s.z[0, 0]) + 1) % K] = -torch.inf
+    router.requires_grad_()
+    log_p = torch.where(mask[..., None], router.log_softmax(-1), torch.nan)
+    gradients = []
+    for filler in (torch.nan, 0.0):
+        critic = torch.ones(BATCH, N, K).double().masked_fill(~mask[..., None], filler)
+        loss = reinforce(log_p, s, torch.ones(BATCH, N).double(), weight=s.keep_weight, critic=critic)
+        gradients.append(torch.autograd.grad(loss.sum(), router, retain_graph=True)[0])
+    assert bool(gradients[0].isfinite().all())
+    assert torch.equal(*gradients)
+
+
 @pytest.mark.usefixtures("unchecked")
 class TestBadInput:
     s = sample_independent(torch.zeros(2, 4, 3), torch.zeros(2, 4, 3))
@@ -161,3 +220,25 @@ class TestBadInput:
     def test_log_p_of_the_wrong_shape(self) -> None:
         with pytest.raises(ValueError, match=r"log_p must have shape \[2, 4, 3\]"):
             reinforce(self.log_p[0], self.s, torch.zeros(2, 4))
+
+    @pytest.mark.parametrize("shape", [(2, 4), (4, 3), (3,), (2, 4, 1), (2, 4, 4), (1, 4, 3)])
+    def test_critic_of_the_wrong_shape(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(
+            ValueError, match=r"critic must have shape \[2, 4, 3\] .*, got .* one number a row is a base"
+        ):
+            reinforce(self.log_p, self.s, torch.zeros(2, 4), critic=torch.zeros(shape))
+
+    def test_critic_that_is_no_floating_point_tensor(self) -> None:
+        with pytest.raises(ValueError, match=r"critic must be floating point, got torch.int64"):
+            reinforce(self.log_p, self.s, torch.zeros(2, 4), critic=torch.zeros(2, 4, 3, dtype=torch.int64))
+        with pytest.raises(
+            ValueError, match=r"critic must be a torch.Tensor, got RegressionCritic: pass what a critic"
+        ):
+            reinforce(self.log_p, self.s, torch.zeros(2, 4), critic=RegressionCritic(3))  # pyright: ignore[reportArgumentType]
+
+    def test_losses_of_this_sample_as_their_own_baseline(self) -> None:
+        losses = torch.rand(2, 4, requires_grad=True)
+        for baseline in (losses, losses.detach(), losses.view(2, 4)):
+            with pytest.raises(ValueError, match=r"baseline must not depend on the experts .*, got the losses of this"):
+                reinforce(self.log_p, self.s, losses, baseline=baseline)
+        reinforce(self.log_p, self.s, losses, baseline=losses.detach().clone())  # equal values, from elsewhere

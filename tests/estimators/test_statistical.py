@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from equipoise.estimators import get_strategy
-from equipoise.experiments.audit import Audit, Judgement, draw_problem, judge_outcome, measure
+from equipoise.experiments.audit import Audit, Baseline, Judgement, draw_problem, judge_outcome, measure
 
 DRAWS = 40_000
 CASES = {
@@ -24,9 +24,9 @@ CASES = {
 }
 
 
-def judgement(name: str, **options: Any) -> Judgement:
-    audit = Audit(**{"draws": DRAWS, **options})
-    return judge_outcome(measure(get_strategy(name), audit, draw_problem(audit)))
+def judgement(name: str, baseline: Baseline = "none", **options: Any) -> Judgement:
+    audit = Audit(**{"draws": DRAWS, "row_effect": 0.0, **options})
+    return judge_outcome(measure(get_strategy(name), audit, draw_problem(audit), baseline=baseline))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of strategies, and the protocol that a user's own has to meet."""
 
+import pickle
 import sys
 import types
 
@@ -10,10 +11,20 @@ from torch import Tensor
 
 from equipoise.assignment import assign, conditional_values
 from equipoise.balancing import sinkhorn
-from equipoise.estimators import STRATEGIES, Combination, Noise, check_strategy, draw_noise, get_strategy
-from equipoise.sampling import sample_independent
+from equipoise.estimators import (
+    PAPER_STRATEGIES,
+    STRATEGIES,
+    Combination,
+    Noise,
+    check_strategy,
+    draw_noise,
+    get_strategy,
+)
+from equipoise.sampling import sample_averaged, sample_gumbel_matching, sample_independent, sample_skip
 
-NAMES = ("sample", "skip-iw", "skip", "gm-iw", "gm-sh", "gm")
+PAPER = ("sample", "skip-iw", "skip", "gm-iw", "gm-sh", "gm")
+BEYOND = ("skip-iw-mix", "gm-iw-mix", "gm-iw-avg", "gm-iw-avg-mix")
+NAMES = (*PAPER, *BEYOND)
 EACH = pytest.mark.parametrize("name", NAMES)
 
 
@@ -23,12 +34,25 @@ def log_p(generator: torch.Generator) -> Tensor:
 
 
 @pytest.fixture
-def noise(generator: torch.Generator) -> Noise:
-    return draw_noise([3, 8, 2], generator=generator, dtype=torch.float64)
+def noise(generator: torch.Generator, request: pytest.FixtureRequest) -> Noise:
+    """What the strategy of the test needs; priorities too, for tests that compare."""
+    callspec = getattr(request.node, "callspec", None)
+    name = "skip" if callspec is None else callspec.params["name"]
+    if name in PAPER:
+        return draw_noise([3, 8, 2], generator=generator, dtype=torch.float64)
+    return STRATEGIES[name].draw_noise([3, 8, 2], generator=generator, dtype=torch.float64)
 
 
-def test_the_table_is_the_papers() -> None:
+def one_of(noise: Noise, i: int) -> Noise:
+    """The noise of one problem."""
+    return Noise(*(None if x is None else x[i] for x in (noise.gumbel, noise.priority, noise.coin, noise.pick)))
+
+
+def test_the_table_is_the_papers_and_ours() -> None:
     assert tuple(STRATEGIES) == NAMES
+    assert tuple(PAPER_STRATEGIES) == PAPER
+    assert all(STRATEGIES[name] is PAPER_STRATEGIES[name] for name in PAPER)
+    assert [s.name for s in STRATEGIES.values() if s.paper] == list(PAPER)
     assert [s.label for s in STRATEGIES.values()] == [
         "Sample",
         "Sample Skip IW",
@@ -36,8 +60,15 @@ def test_the_table_is_the_papers() -> None:
         "Gumbel-Matching IW",
         "Gumbel-Matching SH",
         "Gumbel-Matching",
+        "Skip IW mix",
+        "Gumbel-Matching IW mix",
+        "Gumbel-Matching IW avg",
+        "Gumbel-Matching IW avg mix",
     ]
-    assert [s.name for s in STRATEGIES.values() if s.unbiased] == ["sample", "skip-iw", "gm-iw"]
+    assert [s.name for s in STRATEGIES.values() if s.unbiased] == ["sample", "skip-iw", "gm-iw", *BEYOND]
+    assert {s.name: s.eps for s in STRATEGIES.values() if s.mixes} == dict.fromkeys(BEYOND[:2] + BEYOND[3:], 0.2)
+    assert {s.name: s.draws for s in STRATEGIES.values() if s.averages} == dict.fromkeys(BEYOND[2:], 8)
+    assert all(s.eps == 0 and s.draws == 1 for s in PAPER_STRATEGIES.values())
     assert [s.name for s in STRATEGIES.values() if not s.balanced] == ["sample"]
 
 
@@ -47,7 +78,7 @@ def test_each_says_what_it_estimates(name: str) -> None:
     assert [line.split(":")[0] for line in lines] == ["Approximates", "With", "Requires", "Unbiased when"]
 
 
-@EACH
+@pytest.mark.parametrize("name", PAPER)
 @pytest.mark.parametrize("sinkhorn_first", [False, True])
 @pytest.mark.parametrize("importance", [False, True])
 def test_weights_are_those_of_the_definition(
@@ -76,6 +107,76 @@ def test_weights_are_those_of_the_definition(
     torch.testing.assert_close(weight, expected.double(), rtol=1e-6 if importance else 1e-7, atol=0)
 
 
+@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.parametrize("importance", [False, True])
+def test_weights_beyond_the_paper_are_those_of_the_sampler(
+    name: str, importance: bool, log_p: Tensor, noise: Noise
+) -> None:
+    how = {"temperature": 0.5, "capacity": 5, "sinkhorn_first": True}
+    s, weight = STRATEGIES[name].draw(log_p, noise, importance=importance, **how)
+    t = {
+        "skip-iw-mix": lambda: sample_skip(log_p, noise.gumbel, noise.priority, eps=0.2, coin=noise.coin, **how),
+        "gm-iw-mix": lambda: sample_gumbel_matching(log_p, noise.gumbel, eps=0.2, coin=noise.coin, **how),
+        "gm-iw-avg": lambda: sample_averaged(log_p, noise.gumbel, noise.pick, **how),
+        "gm-iw-avg-mix": lambda: sample_averaged(log_p, noise.gumbel, noise.pick, eps=0.2, coin=noise.coin, **how),
+    }[name]()
+    assert torch.equal(s.z, t.z)
+    ratio = t.at_z(log_p - t.log_q).exp() if importance else 1.0
+    torch.testing.assert_close(weight, ratio * t.keep_weight * t.kept, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", BEYOND[:2] + BEYOND[3:])
+@pytest.mark.parametrize("eps", [0.0, 0.7, torch.tensor([0.0, 0.1, 0.7]).double()])
+def test_another_mixture_weight_for_one_draw(name: str, eps, log_p: Tensor, noise: Noise) -> None:
+    s, weight = STRATEGIES[name].draw(log_p, noise, eps=eps)
+    for i, one in enumerate(torch.as_tensor(eps).expand(3).tolist()):
+        t, expected = STRATEGIES[name].with_options(eps=one).draw(log_p[i], one_of(noise, i))
+        assert torch.equal(s.z[i], t.z)
+        torch.testing.assert_close(weight[i], expected, rtol=1e-6, atol=0)
+    plain = {"skip-iw-mix": "skip-iw", "gm-iw-mix": "gm-iw", "gm-iw-avg-mix": "gm-iw-avg"}[name]
+    if isinstance(eps, float) and eps == 0:
+        assert torch.equal(weight, STRATEGIES[plain].draw(log_p, noise)[1])
+
+
+def test_options_make_another_strategy() -> None:
+    ours = STRATEGIES["gm-iw-avg-mix"].with_options(eps=0.5, draws=3)
+    assert (ours.eps, ours.draws, ours.name) == (0.5, 3, "gm-iw-avg-mix")
+    assert STRATEGIES["gm-iw-avg-mix"].with_options() == STRATEGIES["gm-iw-avg-mix"]
+    noise = ours.draw_noise([5, 4, 2])
+    assert [list(x.shape) for x in (noise.gumbel, noise.coin, noise.pick)] == [[5, 3, 4, 2], [5, 3, 4], [5]]
+    # One draw still has a dimension.
+    assert STRATEGIES["gm-iw-avg"].with_options(draws=1).draw_noise([4, 2]).gumbel.shape == (1, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gm-iw", {"eps": 0.1}, r"eps must be left out for strategy 'gm-iw', which does not use it, got 0.1: it is f"),
+        ("gm-iw-avg", {"eps": 0.0}, r"eps must be left out for .* for skip-iw-mix, gm-iw-mix, gm-iw-avg-mix"),
+        ("gm-iw-mix", {"draws": 4}, r"draws must be left out for .*, got 4: it is for gm-iw-avg, gm-iw-avg-mix"),
+        ("gm-iw-mix", {"eps": 1.0}, r"eps must be in \[0, 1\), got 1.0"),
+        ("gm-iw-avg", {"draws": 0}, r"draws must be an integer >= 1, got 0"),
+    ],
+)
+def test_options_that_are_refused(name: str, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        STRATEGIES[name].with_options(**options)
+
+
+def test_a_mixture_weight_is_refused_by_who_does_not_mix(log_p: Tensor, noise: Noise) -> None:
+    with pytest.raises(ValueError, match=r"eps must be left out for strategy 'sample'"):
+        STRATEGIES["sample"].draw(log_p, noise, eps=0.1)
+
+
+@EACH
+def test_each_can_be_pickled(name: str, log_p: Tensor, noise: Noise) -> None:
+    strategy = STRATEGIES[name]
+    if strategy.mixes:
+        strategy = strategy.with_options(eps=0.3)
+    again = pickle.loads(pickle.dumps(strategy))
+    assert torch.equal(again.draw(log_p, noise)[1], strategy.draw(log_p, noise)[1])
+
+
 @EACH
 def test_capacity_is_respected_by_those_that_say_so(name: str, log_p: Tensor, noise: Noise) -> None:
     skewed = (log_p + torch.tensor([3.0, 0.0])).log_softmax(-1)
@@ -97,20 +198,22 @@ def test_a_draw_is_a_pure_function_of_its_noise(name: str, log_p: Tensor, noise:
 def test_a_grid_of_temperatures_is_a_batch(name: str, log_p: Tensor, noise: Noise) -> None:
     grid = torch.tensor([0.1, 1.0, 10.0])
     s, weight = STRATEGIES[name].draw(log_p, noise, temperature=grid)
-    assert noise.priority is not None
     for i, tau in enumerate(grid.tolist()):
-        alone = Noise(noise.gumbel[i], noise.priority[i])
-        t, expected = STRATEGIES[name].draw(log_p[i], alone, temperature=tau)
+        t, expected = STRATEGIES[name].draw(log_p[i], one_of(noise, i), temperature=tau)
         assert torch.equal(s.z[i], t.z)
         torch.testing.assert_close(weight[i], expected, rtol=1e-6, atol=0)
 
 
 @EACH
 def test_temperature_zero_goes_without_importance_weights(name: str, log_p: Tensor, noise: Noise) -> None:
-    s, weight = STRATEGIES[name].draw(log_p, noise, temperature=0.0, importance=False)
+    if STRATEGIES[name].mixes:
+        with pytest.raises(ValueError, match=r"eps must be 0 at temperature 0, got 0.2"):
+            STRATEGIES[name].draw(log_p, noise, temperature=0.0, importance=False)
+    how = {"eps": 0.0} if STRATEGIES[name].mixes else {}
+    s, weight = STRATEGIES[name].draw(log_p, noise, temperature=0.0, importance=False, **how)
     assert bool((weight[s.kept] >= 1).all())
     with pytest.raises(ValueError, match=r"importance weights must have temperature > 0"):
-        STRATEGIES[name].draw(log_p, noise, temperature=0.0)
+        STRATEGIES[name].draw(log_p, noise, temperature=0.0, **how)
 
 
 @EACH
@@ -123,10 +226,15 @@ def test_noise_comes_from_the_generator(name: str) -> None:
     assert torch.equal(first.gumbel, second.gumbel)
     assert torch.equal(torch.get_rng_state(), before)
     assert (first.priority is not None) == ("skip" in name)
+    assert (first.coin is not None) == ("mix" in name)
+    assert (first.pick is not None) == ("avg" in name)
     assert first.gumbel.dtype == torch.float64
-    # Strategies that skip and those that do not see the same Gumbel noise.
+    # Strategies that skip or mix and those that do not see the same Gumbel noise, and the same priorities.
     shared = draw_noise([4, 2], generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    assert torch.equal(first.gumbel, shared.gumbel)
+    if first.pick is None:
+        assert torch.equal(first.gumbel, shared.gumbel)
+    if first.priority is not None:
+        assert torch.equal(first.priority, shared.priority)
 
 
 def test_noise_without_a_generator_is_the_global_stream() -> None:
@@ -144,6 +252,20 @@ def test_noise_without_a_generator_is_the_global_stream() -> None:
 def test_skipping_without_priorities_is_refused(log_p: Tensor, noise: Noise) -> None:
     with pytest.raises(ValueError, match=r"noise.priority must be given here, got None: draw it too"):
         STRATEGIES["skip"].draw(log_p, Noise(noise.gumbel))
+
+
+def test_mixing_and_averaging_without_their_noise_is_refused(log_p: Tensor, noise: Noise) -> None:
+    with pytest.raises(ValueError, match=r"coin must be given where eps > 0"):
+        STRATEGIES["gm-iw-mix"].draw(log_p, noise)
+    with pytest.raises(ValueError, match=r"noise.pick must be given here, got None: draw it too"):
+        STRATEGIES["gm-iw-avg"].draw(log_p, noise)
+
+
+@pytest.mark.parametrize("draws", [0, -1, 1.5, True])
+@pytest.mark.usefixtures("unchecked")
+def test_noise_needs_a_draw(draws: object) -> None:
+    with pytest.raises(ValueError, match=r"draws must be an integer >= 1, got"):
+        draw_noise([4, 2], draws=draws)
 
 
 @EACH

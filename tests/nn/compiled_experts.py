@@ -6,9 +6,9 @@ Dynamo traces the checking wrappers that the tests put around every function and
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from equipoise.nn import Experts, LocalDispatcher, MLPExperts, Routing, SwiGLUExperts
+from equipoise.nn import LocalDispatcher, MLPExperts, SwiGLUExperts
 
 E, DIM = 3, 8
 DROPPED = torch.tensor([[2], [3], [0], [2], [0], [3]])
@@ -16,36 +16,13 @@ TWO = torch.tensor([[2, 0], [3, 3], [0, 1], [2, 3], [0, 2], [1, 0]])
 BALANCED = torch.tensor([[2], [1], [0], [2], [1], [0]])
 
 
-def routing(indices: Tensor, scores: Tensor, *, capacity: int | None, exactly_balanced: bool) -> Routing:
-    rows = indices.shape[0]
-    logits = scores.new_zeros(rows, E)
-    return Routing(
-        logits=logits,
-        log_p=logits,
-        indices=indices,
-        scores=scores,
-        weight=scores.new_ones(rows),
-        kept=(indices < E).any(1),
-        sample=None,
-        prices=None,
-        gap=None,
-        work=None,
-        capacity=capacity,
-        mask=None,
-        shape=(rows,),
-        score_function=False,
-        exactly_balanced=exactly_balanced,
-        balance_losses={},
-    )
-
-
-def layer(experts: Experts, layout: str, x: Tensor, scores: Tensor, z: Tensor, **how) -> Tensor:
-    dispatcher = LocalDispatcher(layout)
-    groups, metadata = dispatcher.dispatch(x, routing(z, scores, **how))
-    return dispatcher.combine(experts(groups), metadata)
-
-
 def main() -> None:
+    # Beside this script, so that only a run of it finds them: pytest, which looks here for doctests, would not.
+    from test_dispatch import layer, make_routing
+
+    def run(experts: nn.Module, layout: str, x: Tensor, scores: Tensor, z: Tensor, **promises) -> Tensor:
+        return layer(LocalDispatcher(layout), experts, x, make_routing(z, scores, **promises))
+
     torch.manual_seed(0)
     mlp, gated = MLPExperts(DIM, E, hidden_dim=4), SwiGLUExperts(DIM, E, hidden_dim=4)
     fused = MLPExperts(DIM, E, hidden_dim=4, compute="fused")
@@ -53,9 +30,9 @@ def main() -> None:
 
     def eager(x: Tensor, scores: Tensor, dropped: Tensor, two: Tensor, balanced: Tensor) -> Tensor:
         """One layer after the other, each with its own layout."""
-        x = x + layer(mlp, "ragged", x, scores[:, :1], dropped, capacity=None, exactly_balanced=False)
-        x = x + layer(gated, "padded", x, scores, two, capacity=None, exactly_balanced=False)
-        return x + layer(fused, "auto", x, scores[:, 1:], balanced, capacity=None, exactly_balanced=True)
+        x = x + run(mlp, "ragged", x, scores[:, :1], dropped)
+        x = x + run(gated, "padded", x, scores, two)
+        return x + run(fused, "auto", x, scores[:, 1:], balanced, exactly_balanced=True)
 
     # One graph, or an error, for sizes that change.
     compiled = torch.compile(eager, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -69,7 +46,7 @@ def main() -> None:
         torch.testing.assert_close(*found)
 
     def broken(x: Tensor) -> Tensor:
-        return layer(mlp, "padded", x, torch.zeros(6, 1), DROPPED, capacity=1, exactly_balanced=False)
+        return run(mlp, "padded", x, torch.zeros(6, 1), DROPPED, capacity=1)
 
     message = "expert 0 has 2 rows where its capacity promises at most 1"
     with torch.no_grad(), pytest.raises(ValueError, match=message):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch._inductor.config
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 import equipoise as eq
 
@@ -45,17 +46,40 @@ def gradients(moe: eq.nn.MoE, x: Tensor, y: Tensor, routings: Any) -> list[Tenso
 MASK = torch.arange(16).reshape(2, 8) % 5 > 0
 
 
+def count_graphs() -> None:
+    """Temperature and eps are tensors: one graph serves all of their values."""
+    torch._dynamo.reset()
+    moe = layer("gm-iw-mix", temperature="auto", eps="auto", target_sample_size=0.99)
+    moe.router.auto.window = 1
+    graphs = CompileCounter()
+    step = torch.compile(moe, fullgraph=True, backend=graphs)
+    seen = set()
+    for _ in range(5):
+        with eq.nn.capture(moe) as routings:
+            step(torch.randn(2, 8, 6))
+        routings.update()
+        seen.add((float(moe.router.temperature), float(moe.router.auto.read("eps"))))
+    assert graphs.frame_count == 1
+    assert len(seen) > 2
+
+
 def check_few_routers() -> None:
     # The second size makes the compiler treat sizes as unknown.
     compare(layer("skip-iw", temperature=eq.nn.LinearSchedule(2.0, 1.0, steps=9)), "aot_eager", (8, 12))
     compare(layer("gm-iw", capacity_factor=1.0), "eager", (8,))
+    compare(layer("gm-iw-mix", top_k=2, eps="auto", temperature="auto"), "aot_eager", (8,), mask=MASK)
     compare(layer("switch", evaluation="priced").eval(), "eager", (8,), mask=MASK)
+    count_graphs()
 
 
 def check_all_routers() -> None:
     for router in eq.nn.ROUTERS:
         compare(layer(router), "aot_eager", (8,), mask=MASK)
-        compare(layer(router).eval(), "aot_eager", (8,))
+        if router not in eq.STRATEGIES or router == "skip-iw":  # strategies are evaluated by the same code
+            compare(layer(router).eval(), "aot_eager", (8,))
+    for router in ("skip-iw", "gm-iw-avg-mix"):
+        compare(layer(router, top_k=2), "aot_eager", (8,), mask=MASK)
+    compare(layer("skip-iw", top_k=2, loss="gating").eval(), "aot_eager", (8,))
 
 
 def check_default_backend() -> None:

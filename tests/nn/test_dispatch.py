@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.nn import LocalDispatcher, MLPExperts, Routing
@@ -71,7 +71,7 @@ def by_tokens(experts: MLPExperts, x: Tensor, scores: Tensor, z: Tensor) -> Tens
     return torch.stack(y)
 
 
-def layer(dispatcher: LocalDispatcher, experts: MLPExperts, x: Tensor, routing: Routing) -> Tensor:
+def layer(dispatcher: LocalDispatcher, experts: nn.Module, x: Tensor, routing: Routing) -> Tensor:
     groups, metadata = dispatcher.dispatch(x, routing)
     return dispatcher.combine(experts(groups), metadata)
 

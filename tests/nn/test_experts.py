@@ -67,6 +67,22 @@ def test_fused_agrees_with_the_loop_on_ragged_groups(
     assert_agree(value_and_gradients(experts, groups, "fused"), value_and_gradients(experts, groups, "loop"))
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 3, 8])
+def test_groups_are_cut_into_even_pieces_near_the_chunk(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No short piece is left over: it would cost a pass over the weights as a long one does."""
+    monkeypatch.setattr(fused_module, "_CHUNK", chunk)
+    sizes = list(range(41))
+    pieces, longest = fused_module._cut(torch.tensor(sizes), -1)
+    rows = [row for ranges in pieces for start, end in ranges for row in range(start, end)]
+    assert rows == list(range(sum(sizes)))
+    lengths = [[end - start for start, end in ranges] for ranges in pieces]
+    assert [sum(group) for group in lengths] == sizes
+    assert longest == max(length for group in lengths for length in group) <= 3 * chunk / 2
+    for size, group in zip(sizes, lengths, strict=True):
+        assert not group or max(group) - min(group) <= 1
+        assert not group or min(group) >= min(size, 3 * chunk // 4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", ["some empty", "one has all", "one expert"])
 def test_grouped_agrees_with_the_loop(kind: str, case: str) -> None:

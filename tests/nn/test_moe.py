@@ -313,7 +313,10 @@ def test_copies_do_not_share_state() -> None:
 
 @pytest.mark.parametrize(
     "case",
-    ["few_routers", *(pytest.param(case, marks=pytest.mark.slow) for case in ("all_routers", "default_backend"))],
+    [
+        "few_routers",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ("all_routers", "default_backend")),
+    ],
 )
 def test_compiled(case: str, fresh_python: Callable[..., str]) -> None:
     fresh_python((Path(__file__).parent / "compiled_layer.py").read_text(), case)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equipoise.estimators import STRATEGIES
 from equipoise.nn import (
     ROUTERS,
+    AutoProposal,
     Base,
     Choice,
     LinearSchedule,
@@ -19,6 +21,7 @@ from equipoise.nn import (
     Router,
     RouteRequest,
     RunningPrices,
+    StrategyRule,
     TopK,
 )
 
@@ -102,6 +105,38 @@ def test_top_k(value: int) -> None:
     refused(f"top_k must be an integer >= 1, got {value}", LossFree, 4, top_k=value)
 
 
+@pytest.mark.parametrize("eps", [-0.1, 1.0, 1.5, float("nan")])
+def test_mixture_weight(eps: float) -> None:
+    refused(r"eps must be in \[0, 1\), got", MoE, 4, 2, router="gm-iw-mix", eps=eps)
+
+
+@pytest.mark.parametrize("draws", [0, -1])
+def test_number_of_draws(draws: int) -> None:
+    refused(f"draws must be an integer >= 1, got {draws}", MoE, 4, 2, router="gm-iw-avg", draws=draws)
+
+
+def test_what_chooses_itself() -> None:
+    refused("temperature must be a number or 'auto', got 'automatic'", MoE, 4, 2, temperature="automatic")
+    refused("eps must be a number or 'auto', got 'none'", MoE, 4, 2, router="gm-iw-mix", eps="none")
+    refused("target_sample_size must be left at 0.5 without .*, got 0.7", MoE, 4, 2, target_sample_size=0.7)
+    for target in (0.0, 1.0):
+        message = rf"target_sample_size must be in \(0, 1\), a fraction of the rows, got {target}"
+        refused(message, MoE, 4, 2, temperature="auto", target_sample_size=target)
+    message = "temperature and eps must be numbers without importance weights, got 'auto' and None"
+    refused(message, MoE, 4, 2, temperature="auto", importance=False)
+    rule = StrategyRule(STRATEGIES["gm-iw-mix"])
+    refused("eps must be None, or 'auto' where the rule mixes, .* got 0.3", MoE, 4, 2, router=rule, eps=0.3)
+    refused("names must be one of 'eps', 'temperature', got 'draws'", AutoProposal, ["draws"])
+    refused("window must be an integer >= 1, got 0", AutoProposal, ["eps"], window=0)
+    refused("step must be finite and > 1, got 1.0", AutoProposal, ["eps"], step=1.0)
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_top_k_of_a_strategy(value: int) -> None:
+    refused(f"top_k must be an integer >= 1, got {value}", MoE, 4, 2, router="gm-iw", top_k=value)
+    refused("top_k must be at most num_experts = 2, got 3", MoE, 4, 2, router="gm-iw", top_k=3)
+
+
 def test_more_choices_than_experts() -> None:
     refused("top_k must be at most num_experts = 2, got 3", MoE, 4, 2, router="topk", top_k=3)
     refused("top_k must be at most num_experts = 2, got 3", MoE, 4, 2, router=TopK(3))
@@ -111,7 +146,13 @@ def test_more_choices_than_experts() -> None:
     ("router", "how"),
     [
         ("switch", {"top_k": 2}),
-        ("skip-iw", {"top_k": 2}),
+        ("skip-iw", {"eps": 0.2}),
+        ("gm-iw", {"eps": "auto"}),
+        ("gm-iw-mix", {"draws": 4}),
+        ("switch", {"draws": 4}),
+        ("switch", {"temperature": "auto"}),
+        (Base(), {"draws": 4}),
+        (Base(), {"eps": "auto"}),
         ("switch", {"sinkhorn_first": True}),
         ("topk", {"importance": False}),
         ("base", {"temperature": 0.5}),

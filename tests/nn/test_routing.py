@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from equipoise.estimators import STRATEGIES
 from equipoise.nn import ROUTERS, Choice, MoE, Router, RouteRequest, Routing, TopK
 from equipoise.nn._stats import routing_stats
 
@@ -154,7 +155,7 @@ def test_router_completes_what_a_rule_leaves_out() -> None:
 
 
 def test_table_describes_every_router() -> None:
-    strategies = ["sample", "skip-iw", "skip", "gm-iw", "gm-sh", "gm"]
+    strategies = list(STRATEGIES)
     peers = ["switch", "topk", "base", "s-base", "hash", "loss-free", "priced", "dense"]
     assert list(ROUTERS) == strategies + peers
     assert all(row.doc for row in ROUTERS.values())

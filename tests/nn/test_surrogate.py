@@ -289,6 +289,30 @@ def test_bad_arguments() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_critic_that_cannot_serve() -> None:
+    losses, routings = run(layer())
+    critic = torch.zeros(2, 8, routings[0].num_experts)
+    with pytest.raises(ValueError, match=r"critic must have shape \[2, 8, \d\] .*, got \[2, 8\]"):
+        Surrogate()(losses, routings, critic=losses)
+    with pytest.raises(ValueError, match="critic must come with one layer and credit 'token', got .* 'batch'"):
+        Surrogate(credit="batch")(losses, routings, critic=critic)
+    for how, got in (({"top_k": 2}, "top_k = 2"), ({"loss": "gating"}, "one that learns through its gates")):
+        losses, routings = run(layer(**how))
+        with pytest.raises(ValueError, match=f"critic must come with a router that learns by .*, got {got}"):
+            Surrogate()(losses, routings, critic=critic)
+
+
+def test_average_learns_what_the_critic_leaves() -> None:
+    losses, routings = run(layer(router="sample"))
+    surrogate, critic = Surrogate(), torch.rand(2, 8, routings[0].num_experts)
+    sample = routings[0].sample
+    assert sample is not None
+    left = losses.detach().reshape(-1) - sample.at_z(critic.reshape(16, -1))
+    surrogate(losses, routings, critic=critic)
+    assert float(surrogate.baseline.value) == pytest.approx(0.01 * float(left.mean()), rel=1e-4)
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_bad_mask_and_dtype() -> None:
     losses, routings = run(layer())
     with pytest.raises(ValueError, match=r"mask must have shape \[2, 8\]"):

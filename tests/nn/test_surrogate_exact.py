@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from equipoise import reference
 from equipoise.estimators import STRATEGIES, EMABaseline, Noise
-from equipoise.nn import MoE, ResidualBaseline, Routings, StrategyRule, Surrogate, capture
+from equipoise.nn import MoE, Readout, ResidualBaseline, Routings, StrategyRule, Surrogate, capture
 from equipoise.nn._capture import Emission
 from equipoise.ops import draw_gumbel
 
@@ -87,7 +87,9 @@ class Model(nn.Module):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
 
     def forward(self, x: Tensor, without: Sequence[int] = ()) -> Tensor:
+        self.inputs: list[Tensor] = []
         for index, moe in enumerate(self.moes):
+            self.inputs.append(x.detach())
             x = self.attend(x + moe(x) if index not in without else x)
         return (x @ self.head - 1.0).square()
 
@@ -121,6 +123,7 @@ class Run:
     outcomes: tuple[Outcome, ...]
     losses: Tensor
     emissions: list[Emission]
+    inputs: list[Tensor]  # what entered each layer
 
     def probability(self, temperature: float = 1.0) -> Tensor:
         """Of the outcome, when experts are drawn from softmax(logits / temperature); with gradient."""
@@ -157,7 +160,7 @@ def all_runs(router: str, shape: tuple[int, ...], **how: Any) -> tuple[Model, li
             assert routing.sample is not None
             assert torch.equal(routing.sample.z, outcome.z)
             assert torch.equal(routing.kept, outcome.kept)
-        played.append(Run(outcomes, losses, routings.consume()))
+        played.append(Run(outcomes, losses, routings.consume(), model.inputs))
     return model, played
 
 
@@ -185,8 +188,10 @@ def estimate(
     surrogate: Surrogate,
     change: Callable[[list[Emission]], list[Emission]] = list,
     without: Sequence[int] | None = None,
+    read: Sequence[int] | None = None,
+    critic: Tensor | None = None,
 ) -> tuple[float, Tensor]:
-    """The expectation of the surrogate's value and gradient."""
+    """The expectation of the surrogate's value and gradient; `read`: the layers whose inputs give r."""
     model, played = runs
     surrogate.eval()
     x = rows(*played[0].losses.shape)
@@ -194,8 +199,10 @@ def estimate(
     for run in played:
         for strategy, outcome in zip(model.played, run.outcomes, strict=True):
             strategy.noise = outcome.noise()
-        residual = None if without is None else lambda: model(x, without)
-        loss = surrogate(run.losses, as_captured(model, change(run.emissions)), residual=residual)
+        residual: Any = None if without is None else lambda: model(x, without)
+        if read is not None:
+            residual = [readout(run.inputs[layer]) for layer in read]
+        loss = surrogate(run.losses, as_captured(model, change(run.emissions)), residual=residual, critic=critic)
         chance = float(run.probability(model.temperature).detach())
         value, mean = value + chance * float(loss.detach()), mean + chance * gradient(model, loss)
     return value, mean
@@ -259,6 +266,26 @@ BASELINES = {
 def test_one_layer(router: str, temperature: float, baseline: str) -> None:
     runs = all_runs(router, (2, 2), temperature=temperature)
     agree(estimate(runs, Surrogate(BASELINES[baseline]())), nothing_dropped((2, 2)))
+
+
+CRITIC = torch.tensor([[[0.5, 2.0], [-1.0, 0.3]], [[1.5, 0.1], [0.7, 0.7]]]).double()
+
+
+@pytest.mark.parametrize(("router", "temperature"), [("sample", 0.5), ("skip-iw", 1.0)])
+def test_one_layer_with_a_critic(router: str, temperature: float) -> None:
+    runs = all_runs(router, (2, 2), temperature=temperature)
+    agree(estimate(runs, Surrogate(0.2), critic=CRITIC), nothing_dropped((2, 2)))
+
+
+def test_one_layer_with_a_critic_that_is_not_added_back_is_biased() -> None:
+    model, played = runs = all_runs("sample", (2, 2))
+    mean = torch.zeros(())
+    for run in played:
+        z = run.outcomes[0].z.reshape(2, 2, 1)
+        loss = Surrogate()(run.losses, as_captured(model, run.emissions), baseline=CRITIC.gather(-1, z).squeeze(-1))
+        mean = mean + float(run.probability().detach()) * gradient(model, loss)
+    differ((0.0, mean), nothing_dropped((2, 2)))
+    assert runs[0] is model
 
 
 @pytest.mark.parametrize("credit", ["sequence", "batch"])
@@ -325,6 +352,37 @@ def test_two_layers_with_the_residual_as_baseline(without: tuple[int, ...], unbi
     runs = all_runs("sample", (3,), layers=2)
     found = estimate(runs, Surrogate(fitted()), without=without)
     (agree if unbiased else differ)(found, nothing_dropped((3,), layers=2))
+
+
+def readout(hidden: Tensor) -> Tensor:
+    """A readout that has learnt something, from past batches."""
+    head = nn.Linear(2, 1, dtype=torch.float64)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[0.8, -0.5]]))
+        head.bias.fill_(0.2)
+    module = Readout(2, head, lambda found, target: (found.squeeze(-1) - target).square())
+    return module(hidden, torch.ones(hidden.shape[:-1])).residual
+
+
+READ = pytest.mark.parametrize(("read", "unbiased"), [((0, 1), True), ((0, 0), True), ((1, 1), False)])
+
+
+@READ
+@pytest.mark.parametrize(("router", "temperature"), [("sample", 0.5), ("skip-iw", 1.0)])
+def test_two_layers_with_readouts_as_baselines(
+    router: str, temperature: float, read: tuple[int, ...], unbiased: bool
+) -> None:
+    """What enters a layer may serve that layer and those after it, not those before it."""
+    runs = all_runs(router, (3,), layers=2, temperature=temperature)
+    found = estimate(runs, Surrogate([fitted(), fitted()]), read=read)
+    (agree if unbiased else differ)(found, nothing_dropped((3,), layers=2))
+
+
+@READ
+def test_readouts_as_baselines_under_attention(read: tuple[int, ...], unbiased: bool) -> None:
+    runs = all_runs("sample", (1, 3), layers=2, see="past")
+    found = estimate(runs, Surrogate([fitted(), fitted()], "sequence"), read=read)
+    (agree if unbiased else differ)(found, nothing_dropped((1, 3), layers=2, see="past"))
 
 
 # --- attention -------------------------------------------------------------------------------------------------------

@@ -21,6 +21,15 @@ def check_top_k(top_k: int, num_experts: int) -> None:
         )
 
 
+def check_rounds(rounds: int, num_experts: int) -> None:
+    """Requires noise for at least one round, and for no more rounds than there are experts."""
+    if not 1 <= rounds <= num_experts:
+        raise ValueError(
+            f"noises must hold the noise of 1 to {num_experts} rounds (a row's experts differ from each other), got "
+            f"{rounds}: draw one for each expert that a row takes"
+        )
+
+
 def check_capacity_factor(name: str, value: float | None, *, holds_all: str | None = None) -> None:
     """Requires None or a finite number > 0; >= 1 for the router `holds_all`, which drops no row."""
     if value is None:
@@ -98,12 +107,53 @@ def check_router_size(dim: int, num_experts: int, layer_dim: int, layer_experts:
         )
 
 
-def check_weighable(temperature: Any, importance: bool) -> None:
-    """Requires noise where importance weights are wanted."""
+def check_weighable(temperature: Any, eps: Any, importance: bool) -> None:
+    """Requires noise where importance weights are wanted, and those where they decide about the proposal."""
+    if not importance and "auto" in (temperature, eps):
+        raise ValueError(
+            f"temperature and eps must be numbers without importance weights, got {temperature!r} and {eps!r}: 'auto' "
+            "goes by those weights; set importance=True"
+        )
     if importance and not callable(temperature) and temperature == 0:
         raise ValueError(
             "temperature must be > 0 with importance weights, got 0, where nothing is random: raise it, or set "
             "importance=False"
+        )
+
+
+def check_share(name: str, value: float) -> None:
+    """Requires 0 < value < 1."""
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must be in (0, 1), a fraction of the rows, got {value}: 0.5 is usual")
+
+
+def check_above_one(name: str, value: float) -> None:
+    """Requires a finite number above 1."""
+    if not 1 < value < float("inf"):
+        raise ValueError(f"{name} must be finite and > 1, got {value}: the factor of one move; 1.2 is usual")
+
+
+def check_auto(name: str, value: Any) -> None:
+    """Requires a word to be the one that is understood."""
+    if isinstance(value, str) and value != "auto":
+        raise ValueError(f"{name} must be a number or 'auto', got {value!r}: 'auto' goes by what past batches showed")
+
+
+def check_mixes(eps: Any, mixes: bool) -> None:
+    """Requires None, or "auto" for a rule that mixes, of a router that is given its rule."""
+    if eps is not None and not (mixes and eps == "auto"):
+        raise ValueError(
+            f"eps must be None, or 'auto' where the rule mixes, with a rule of your own, got {eps!r}: set a fixed one "
+            "by StrategyRule(strategy.with_options(eps=...))"
+        )
+
+
+def check_target(value: float, default: float, chosen: bool) -> None:
+    """Requires the default where nothing goes by the target."""
+    if value != default and not chosen:
+        raise ValueError(
+            f"target_sample_size must be left at {default} without temperature='auto' or eps='auto', got {value}: "
+            "nothing goes by it"
         )
 
 

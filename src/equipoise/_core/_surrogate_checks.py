@@ -94,6 +94,43 @@ def check_same_routing(indices: Tensor, before: Tensor) -> None:
         )
 
 
+def check_critic_use(layers: int, credit: str, experts: int, score_function: bool) -> None:
+    """Requires one layer that draws one expert a token and learns by the score function, where there is a critic."""
+    if layers != 1 or credit != "token":
+        raise ValueError(
+            f"critic must come with one layer and credit 'token', got {layers} layers and credit {credit!r}: "
+            "it predicts the loss by a token's expert in one layer; for several, list a baseline for each"
+        )
+    if not score_function or experts != 1:
+        got = f"top_k = {experts}" if score_function else "one that learns through its gates"
+        raise ValueError(
+            f"critic must come with a router that learns by the score function, with one expert a token, got {got}: "
+            "leave it out"
+        )
+
+
+def check_critic_graph(grad_enabled: bool) -> None:
+    """Requires a graph to add the critic's expectation back to."""
+    if not grad_enabled:
+        raise ValueError(
+            "critic must come with a layer that ran with a graph, got one that ran without (a reentrant checkpoint, or "
+            "no_grad): use checkpoint(..., use_reentrant=False)"
+        )
+
+
+def check_per_layer(baselines: int | None, residuals: int | None, layers: int, no_residual: bool) -> None:
+    """Requires one baseline for each layer, if they are listed, and then residuals in a list of the same length."""
+    if baselines is not None and baselines != layers:
+        raise ValueError(
+            f"baseline must hold one for each of the {layers} layers that were captured, got {baselines}: list one for "
+            "each call of a layer, in order of execution"
+        )
+    if residuals != baselines and not no_residual:
+        wanted = "one for all layers, as baseline is" if baselines is None else f"a list of {baselines}, as baseline is"
+        got = "one" if residuals is None else f"a list of {residuals}"
+        raise ValueError(f"residual must be {wanted}, got {got}: each ResidualBaseline takes its own, others None")
+
+
 def check_residual(needed: bool, given: bool) -> None:
     """Requires the residual where the baseline is made of it, and nowhere else."""
     if needed and not given:

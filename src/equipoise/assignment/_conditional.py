@@ -70,13 +70,102 @@ def conditional_values(scores: Float[Tensor, "*batch n k"], assignment: Assignme
         Kool, Maddison, Mnih, Unbiased gradient estimation with balanced assignments for mixtures of experts (2021),
         appendix D.3 and D.4.
     """
+    a = assignment
+    _check_fits(scores, a)
+    return torch.ops.equipoise.conditional_values(scores, a.z, a.counts, a.capacity, a.mask, a.value, a.prices, a.gap)
+
+
+@torch.no_grad()
+def detour_costs(scores: Float[Tensor, "*batch n k"], assignment: Assignment) -> Float[Tensor, "*batch k k"]:
+    r"""Computes what it costs to take a slot at expert j and to give one back at j', for every pair of experts.
+
+    That is the shortest path :math:`d^*_{jj'}` of `conditional_values`, which it is the other form of:
+
+    .. math::
+        v^*_{|z_i = j} = v^* - s_{i z_i} + s_{ij} - d^*_{j z_i}.
+
+    So the conditional distribution of z_i given the other rows' noise is the softmax over j of
+    :math:`a_{ij} / \tau - d^*_{j z_i}`: the row's own noise need not even be subtracted.
+
+    Args:
+        scores: the scores that were assigned; -inf forbids a pair.
+        assignment: an optimal assignment of them, from an exact method of `assign`.
+
+    Returns:
+        float64 [..., from j, to j'], without gradient; negative where taking the slot at j is no loss. 0 on the
+        diagonal, inf where no chain of moves leads from j to j'.
+
+    Raises:
+        ValueError: scores and assignment do not fit together, or the assignment is not optimal.
+
+    Example:
+        >>> import torch, equipoise as eq
+        >>> scores = torch.tensor([[2.0, 1.0], [0.0, 3.0]])
+        >>> detour_costs(scores, eq.assign(scores)).tolist()
+        [[0.0, 1.0], [3.0, 0.0]]
+    """
+    a = assignment
+    _check_fits(scores, a)
+    return torch.ops.equipoise.detour_costs(scores, a.z, a.counts, a.capacity, a.value, a.prices, a.gap)
+
+
+def _check_fits(scores: Tensor, a: Assignment) -> None:
     check_matrix("scores", scores)
     *batch, n, k = scores.shape
-    a = assignment
     check_shape("assignment.z", a.z, [*batch, n], "one expert for each row of scores")
     check_shape("assignment.counts", a.counts, [*batch, k], "one number for each expert of scores")
     check_same_device("assignment.z", a.z, "scores", scores)
-    return torch.ops.equipoise.conditional_values(scores, a.z, a.counts, a.capacity, a.mask, a.value, a.prices, a.gap)
+
+
+@torch.library.custom_op("equipoise::detour_costs", mutates_args=())
+def _detour_costs_op(
+    scores: Tensor, z: Tensor, counts: Tensor, capacity: Tensor, value: Tensor, prices: Tensor, gap: Tensor
+) -> Tensor:
+    *batch, n, k = scores.shape
+    b = math.prod(batch)
+    flat = scores.reshape(b, n, k)
+    _check_optimal(flat, value.reshape(b), gap.reshape(b))
+    z, counts, capacity, prices = z.reshape(b, n), counts.reshape(b, k), capacity.reshape(b, k), prices.reshape(b, k)
+    if scores.device.type == "cpu":
+        out = _detours_with_kernel(flat, z, counts, capacity, prices)
+    else:
+        cost = move_cost(flat.double(), z, capacity, counts)
+        p = relax_prices(cost, prices).unsqueeze(1)
+        out = _reduced_path_cost(cost, p) + p.mT - p
+    return out.reshape([*batch, k, k])
+
+
+def _detours_with_kernel(scores: Tensor, z: Tensor, counts: Tensor, capacity: Tensor, prices: Tensor) -> Tensor:
+    """Computes them on the CPU, problem by problem."""
+    from equipoise._core._threads import cut, run_blocks
+    from equipoise.assignment._kernels._detours import detour_batch
+
+    b, n, k = scores.shape
+    if scores.dtype in (torch.float16, torch.bfloat16):
+        scores = scores.float()
+    out = torch.empty([b, k, k], dtype=torch.float64)
+    s, expert, free, p = (x.contiguous().numpy() for x in (scores, z, capacity - counts, prices))
+    result = out.numpy()
+
+    def solve(start: int, stop: int) -> None:
+        detour_batch(s, expert, free, p, start, stop, result)
+
+    run_blocks(solve, cut(b, max(1, _BLOCK // (n * k + 1))))
+    return out
+
+
+@_detour_costs_op.register_fake
+def _detour_costs_fake(
+    scores: Tensor,
+    z: Tensor,  # pyright: ignore[reportUnusedParameter]
+    counts: Tensor,  # pyright: ignore[reportUnusedParameter]
+    capacity: Tensor,  # pyright: ignore[reportUnusedParameter]
+    value: Tensor,  # pyright: ignore[reportUnusedParameter]
+    prices: Tensor,  # pyright: ignore[reportUnusedParameter]
+    gap: Tensor,  # pyright: ignore[reportUnusedParameter]
+) -> Tensor:
+    *batch, _, k = scores.shape
+    return scores.new_empty([*batch, k, k], dtype=torch.float64)
 
 
 @torch.library.custom_op("equipoise::conditional_values", mutates_args=())

@@ -16,6 +16,7 @@ from equipoise.cli._audit import audit
 from equipoise.cli._bench_assign import assign as bench_assign
 from equipoise.cli._bench_layer import layer as bench_layer
 from equipoise.cli._bench_sinkhorn import sinkhorn as bench_sinkhorn
+from equipoise.cli._compare import compare
 from equipoise.cli._reproduce import reproduce
 
 _HELP = """Exact balanced assignment for sparse mixtures of experts.
@@ -85,6 +86,7 @@ def _fail(message: str) -> NoReturn:
 
 app.command("reproduce")(reproduce)
 app.command("audit")(audit)
+app.command("compare")(compare)
 bench.command("assign")(bench_assign)
 bench.command("layer")(bench_layer)
 bench.command("sinkhorn")(bench_sinkhorn)

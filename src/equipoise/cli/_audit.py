@@ -2,25 +2,42 @@
 """`equipoise audit`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 # Without a terminal rich assumes 80 columns, too few for the table.
-_LOG_WIDTH = 132
+_LOG_WIDTH = 160
 
 
 def audit(
     strategy: Annotated[
         list[str] | None,
-        typer.Option(help="A strategy's name, or package.module:name; may be repeated. [default: the paper's six]"),
+        typer.Option(help="A strategy's name, or package.module:name; may be repeated. [default: all]"),
+    ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="none, ema, expert-mean, critic, residual, leave-one-out or draws, with every strategy; may be "
+            "repeated. [default: none, and the others with three strategies]"
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)] = Path("out/audit"),
     n: Annotated[int, typer.Option("--n", help="Rows (datapoints).")] = 8,
     k: Annotated[int, typer.Option("--k", help="Experts.")] = 2,
     capacity: Annotated[int | None, typer.Option(help="Rows an expert may process. [default: n/k, rounded up]")] = None,
+    capacity_factor: Annotated[
+        float | None, typer.Option(help="Slack: rows an expert may process, as a multiple of n/k.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Temperature of the proposal.")] = 1.0,
     sharpness: Annotated[float, typer.Option(help="Standard deviation of the router's logits.")] = 1.0,
+    row_effect: Annotated[
+        float, typer.Option(help="Mean and standard deviation of a loss that a row has whatever its expert.")
+    ] = 1.0,
+    eps: Annotated[
+        float | None, typer.Option(help="Mixture weight, for strategies that mix. [default: theirs]")
+    ] = None,
+    solves: Annotated[int | None, typer.Option(help="Solves, for strategies that average. [default: theirs]")] = None,
     draws: Annotated[int, typer.Option(help="Draws of the whole batch, for each strategy.")] = 500_000,
     seed: Annotated[int, typer.Option(help="Seed of router, losses and noise.")] = 0,
     sinkhorn_first: Annotated[
@@ -29,12 +46,8 @@ def audit(
     no_importance: Annotated[
         bool, typer.Option("--no-importance", help="Leave the ratio p/q out of the weights.")
     ] = False,
-    baseline: Annotated[
-        Literal["none", "leave-one-out"],
-        typer.Option(help="Subtract the mean loss of the other rows: biased wherever rows compete for capacity."),
-    ] = "none",
 ) -> None:
-    """Show which gradient estimates are unbiased, and what each costs in variance.
+    """Show which gradient estimates are unbiased, and what each costs in variance and in time.
 
     Draws a small router and a loss for every row and expert, computes the gradient of the expected loss exactly, and
     compares it with the mean of many estimates, made by the code that training uses. A verdict is `biased` (with a
@@ -42,8 +55,8 @@ def audit(
     `undecided`, with the number of draws that are missing.
 
     Prints a table; writes `audit.json` (every figure, component by component), `audit.svg` and `audit.png` (bias
-    against standard deviation). Takes about 20 seconds, and half a minute more where the solver is
-    not yet compiled.
+    against standard deviation), `audit-cost.svg` and `audit-cost.png` (variance against time). Takes about a minute,
+    and half a minute more where the solver is not yet compiled.
 
     A strategy of your own: `equipoise audit --strategy mypackage.mymodule:my_strategy --strategy sample`. Where rows
     compete, a baseline that sees the rest of the batch is biased: `equipoise audit --baseline leave-one-out`.
@@ -56,9 +69,9 @@ def audit(
         Outcome,
         audit_table,
         draw_problem,
-        judge_outcome,
         measure,
         prepare,
+        save_cost_figure,
         save_figure,
         verdict_text,
         write_figures,
@@ -67,16 +80,20 @@ def audit(
     options = {} if not strategy else {"strategies": tuple(strategy)}
     run = Audit(
         **options,
+        baselines=tuple(baseline) if baseline else None,
         n=n,
         k=k,
         capacity=capacity,
+        capacity_factor=capacity_factor,
         temperature=temperature,
         sharpness=sharpness,
+        row_effect=row_effect,
+        eps=eps,
+        solves=solves,
         draws=draws,
         seed=seed,
         sinkhorn_first=sinkhorn_first,
         importance=not no_importance,
-        baseline=baseline,
     )
     out.mkdir(parents=True, exist_ok=True)
     console = Console()
@@ -86,14 +103,24 @@ def audit(
     with console.status("drawing once from each (the first run on a machine compiles the solver)"):
         strategies = prepare(run, problem)
     outcomes: list[Outcome] = []
+    cases = run.cases()
     columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(strategies) * run.draws)
-        for number, each in enumerate(strategies, start=1):
-            progress.update(task, description=each.name)
-            outcomes.append(measure(each, run, problem, lambda made: progress.advance(task, made)))
-            verdict = verdict_text(run, judge_outcome(outcomes[-1]))
-            console.print(f"[{number}/{len(strategies)}] {each.name}: {verdict}", markup=False, highlight=False)
+        task = progress.add_task("", total=sum(count for _, _, count in cases))
+        for number, (name, subtracted, count) in enumerate(cases, start=1):
+            progress.update(task, description=name)
+            outcome = measure(
+                strategies[name],
+                run,
+                problem,
+                lambda made: progress.advance(task, made),
+                baseline=subtracted,
+                draws=count,
+            )
+            outcomes.append(outcome)
+            line = f"[{number}/{len(cases)}] {outcome.name}: {verdict_text(outcome)}"
+            console.print(line, markup=False, highlight=False)
     console.print(audit_table(run, outcomes))
-    for path in (write_figures(run, problem, outcomes, out), *save_figure(run, outcomes, out)):
+    written = (write_figures(run, problem, outcomes, out), *save_figure(run, outcomes, out))
+    for path in (*written, *save_cost_figure(run, outcomes, out)):
         console.print(f"wrote {path}", highlight=False)

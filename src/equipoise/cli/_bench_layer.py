@@ -16,7 +16,8 @@ _THREADS = (1, 2)
 def layer(
     out: Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)] = Path("out/bench-layer"),
     grid: Annotated[
-        Literal["quick", "full"], typer.Option(help="Size of the layer: quick takes a minute or two, full about ten.")
+        Literal["quick", "full"],
+        typer.Option(help="Size of the layer: quick takes a minute or two, full a quarter of an hour."),
     ] = "full",
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="Threads for torch; repeat it for several. [default: 1 and 2]")

@@ -12,8 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_fraction, check_shape
+from equipoise._core import check_fraction, check_rows_independent, check_several_draws, check_shape
 from equipoise.sampling import Sample
+
+# Keeps 0 / 0 from being NaN where nothing was kept.
+_TINY = 1e-30
 
 
 @torch.no_grad()
@@ -100,15 +103,19 @@ class EMABaseline:
 
 
 @torch.no_grad()
-def leave_one_out_baseline(losses: Float[Tensor, "*batch n"], s: Sample) -> Float[Tensor, "*batch n"]:
-    """Averages, for each row, the losses of the other rows that were kept; 0 where there is none.
+def leave_one_out_baseline(
+    losses: Float[Tensor, "*batch n"], s: Sample, *, allow_biased: bool = False
+) -> Float[Tensor, "*batch n"]:
+    """Averages, for each row, the losses of the other rows of its batch that were kept; 0 where there is none.
 
     Unbiased when: the rows were sampled independently (`sample_independent`). Under skip and Gumbel-Matching the other
-    rows' experts depend on z_i, and this baseline is **biased**.
+    rows' experts depend on z_i, and this baseline is **biased**: refused, unless `allow_biased`. There,
+    `draws_baseline` over independent draws, or a statistic of past batches, does what this one is meant to do.
 
     Args:
         losses: f(x_i, z_i).
         s: the sample.
+        allow_biased: take it where it is biased too, to show that it is.
 
     Returns:
         [..., n], detached.
@@ -120,6 +127,66 @@ def leave_one_out_baseline(losses: Float[Tensor, "*batch n"], s: Sample) -> Floa
         tensor([4.0000, 3.5000, 1.5000])
     """
     check_shape("losses", losses, s.z.shape, "one loss a row, f(x_i, z_i)")
+    if not allow_biased:
+        check_rows_independent(s.capacity, s.balanced)
     kept_losses = torch.where(s.kept, losses, 0.0)
     others = s.kept.sum(-1, keepdim=True) - s.kept.long()
     return (kept_losses.sum(-1, keepdim=True) - kept_losses) / others.clamp_min(1)
+
+
+@torch.no_grad()
+def draws_baseline(
+    losses: Float[Tensor, "draws *batch n"],
+    s: Sample,
+    *,
+    weight: Float[Tensor, "draws *batch n"] | None = None,
+) -> Float[Tensor, "draws *batch n"]:
+    r"""Averages, for each row and draw, the losses of the same row in the other draws.
+
+    .. math::
+        b_i^d = \frac{\sum_{d' \ne d} v_i^{d'} f_i^{d'}}{\sum_{d' \ne d} v_i^{d'}},
+
+    over D independent draws of the whole batch, with v = 1 for a row that was kept in that draw and 0 for one that was
+    not, or v its weight. Where a row was kept in no other draw, the average is over all rows of the other draws. The
+    estimate is the mean of `reinforce` over the draws, and D batches of experts are evaluated: for where they are
+    cheap.
+
+    Unbiased when: the draws are independent, each with noise of its own. Then b_i^d does not depend on draw d at all,
+    so it may see every row of the others, under skip and Gumbel-Matching too.
+
+    Args:
+        losses: f(x_i, z_i) of D >= 2 draws, which are the first dimension.
+        s: the sample of all draws, from noise of that shape.
+        weight: of each row, as in the estimate: the average is then of the router's loss, not of the proposal's; None
+            for equal ones.
+
+    Returns:
+        [D, ..., n], detached.
+
+    Example:
+        >>> import equipoise.sampling as sampling
+        >>> s = sampling.sample_independent(torch.zeros(3, 1, 2), torch.zeros(3, 1, 2))  # D = 3, n = 1
+        >>> draws_baseline(torch.tensor([[1.0], [2.0], [6.0]]), s).flatten()
+        tensor([4.0000, 3.5000, 1.5000])
+
+    References:
+        Kool, van Hoof, Welling, Buy 4 REINFORCE samples, get a baseline for free! (2019).
+    """
+    check_shape("losses", losses, s.z.shape, "one loss a row, f(x_i, z_i), of each draw")
+    check_several_draws(losses.shape[0] if losses.ndim > 1 else 1)
+    if weight is not None:
+        check_shape("weight", weight, s.z.shape, "one weight a row, of each draw")
+    dtype = torch.promote_types(losses.dtype, torch.float32)
+    mass = s.kept.to(dtype) if weight is None else torch.where(s.kept, weight.to(dtype), 0.0)
+    total = torch.where(mass != 0, mass * losses, 0.0)
+    others, others_total = (_without_own_draw(x) for x in (mass, total))
+    pooled = others_total.sum(-1, keepdim=True) / others.sum(-1, keepdim=True).clamp_min(_TINY)
+    return torch.where(others > 0, others_total / others.clamp_min(_TINY), pooled)
+
+
+def _without_own_draw(x: Float[Tensor, "draws *rest"]) -> Float[Tensor, "draws *rest"]:
+    """Sums over the other draws, without subtracting: a difference would leave rounding where the rest is 0."""
+    before = x.cumsum(0).roll(1, 0)
+    after = x.flip(0).cumsum(0).flip(0).roll(-1, 0)
+    before[0], after[-1] = 0.0, 0.0
+    return before + after

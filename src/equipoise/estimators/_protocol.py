@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_known_keywords
+from equipoise._core import check_draws, check_known_keywords
 from equipoise.ops import draw_gumbel, draw_uniform
 from equipoise.sampling import Sample
 
@@ -21,27 +21,38 @@ class Noise:
     """The randomness of one draw.
 
     Attributes:
-        gumbel: standard Gumbel noise.
+        gumbel: standard Gumbel noise [..., n, k]; [..., m, n, k] for a strategy that averages m draws.
         priority: uniform numbers that decide which rows are skipped; None for a strategy that skips none.
+        coin: uniform numbers that decide which rows draw from the flat component, [..., n], or [..., m, n]; None for a
+            strategy that mixes nothing in.
+        pick: uniform numbers that decide which of m draws is used, [...]; None for a strategy that averages none.
     """
 
     gumbel: Float[Tensor, "*batch n k"]
-    priority: Float[Tensor, "*batch n"] | None = None
+    priority: Float[Tensor, "*problems n"] | None = None
+    coin: Float[Tensor, "*batch n"] | None = None
+    pick: Float[Tensor, "..."] | None = None
 
 
 def draw_noise(
     shape: Sequence[int],
     *,
     priority: bool = True,
+    coin: bool = False,
+    draws: int | None = None,
     generator: torch.Generator | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Noise:
-    """Draws the noise for logits of a shape: Gumbel first, so that it is the same with and without priorities.
+    """Draws the noise for logits of a shape: Gumbel, priorities, coins, picks, in this order.
+
+    So what comes first is the same with and without what comes later.
 
     Args:
         shape: [..., n, k].
         priority: whether to draw priorities too.
+        coin: whether to draw coins too.
+        draws: m, for Gumbel noise and coins of m draws, and picks among them; None for one draw without a dimension.
         generator: where the randomness comes from; None is torch's global stream of the device.
         dtype: None is torch's default.
         device: None is the generator's device if there is one, else torch's default.
@@ -53,11 +64,26 @@ def draw_noise(
         >>> noise = draw_noise([4, 2], generator=torch.Generator().manual_seed(0))
         >>> noise.gumbel.shape, noise.priority.shape
         (torch.Size([4, 2]), torch.Size([4]))
+        >>> noise = draw_noise([5, 4, 2], priority=False, draws=8)
+        >>> noise.gumbel.shape, noise.pick.shape
+        (torch.Size([5, 8, 4, 2]), torch.Size([5]))
     """
-    gumbel = draw_gumbel(shape, generator=generator, dtype=dtype, device=device)
-    if not priority:
-        return Noise(gumbel)
-    return Noise(gumbel, draw_uniform(gumbel.shape[:-1], generator=generator, dtype=dtype, device=gumbel.device))
+    *batch, n, k = shape
+    if draws is not None:
+        check_draws(draws)
+    gumbel = draw_gumbel(
+        shape if draws is None else [*batch, draws, n, k], generator=generator, dtype=dtype, device=device
+    )
+
+    def uniform(shape: Sequence[int]) -> Tensor:
+        return draw_uniform(shape, generator=generator, dtype=dtype, device=gumbel.device)
+
+    return Noise(
+        gumbel,
+        uniform([*batch, n]) if priority else None,
+        uniform(gumbel.shape[:-1]) if coin else None,
+        None if draws is None else uniform(batch),
+    )
 
 
 @runtime_checkable

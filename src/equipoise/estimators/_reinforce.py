@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import check_baseline, check_floating, check_shape
+from equipoise._core import check_baseline, check_critic, check_floating, check_not_the_losses, check_shape
 from equipoise.estimators._weights import importance_weight
 from equipoise.sampling import Sample
 
@@ -20,12 +20,20 @@ def reinforce(
     *,
     baseline: float | int | Float[Tensor, "..."] = 0.0,
     weight: Float[Tensor, "*batch n"] | None = None,
+    critic: Float[Tensor, "*batch n k"] | None = None,
 ) -> Float[Tensor, "*batch"]:
     r"""Builds the surrogate whose backward is the gradient estimate for the router and the experts.
 
     .. math::
         \nabla = \frac{1}{n} \sum_i w_i \left[ (f_i - b) \nabla \log p(z_i | x_i) + \nabla f_i \right],
         \qquad \text{value} = \frac{1}{n} \sum_i w_i f_i.
+
+    With a critic c, a prediction of f for every pair, its value at z_i is subtracted too, and what that takes away in
+    expectation is added back exactly, over all experts and all rows, dropped ones included:
+
+    .. math::
+        \nabla = \frac{1}{n} \sum_i \left\{ w_i \left[ (f_i - b - c_{i z_i}) \nabla \log p(z_i | x_i) +
+        \nabla f_i \right] + \nabla \sum_j p_{ij} c_{ij} \right\}, \qquad c \text{ detached}.
 
     The score-function term is built so that it adds gradient and no value, so the result can be logged as it is.
     Weights, the baseline, and the loss inside the score-function term are detached. Rows that were dropped or are
@@ -36,7 +44,9 @@ def reinforce(
     Requires: `losses[i]` depends on no other row's expert; f need not be differentiable in anything.
     Unbiased when: the weights are (see `importance_weight`) and b for row i does not depend on z_i. Under skip and
     Gumbel-Matching the other rows' experts depend on z_i, so a baseline that sees the rest of the batch is biased
-    there; statistics of past batches are always fine.
+    there; statistics of past batches are always fine. The same holds for row i of the critic, which may differ by
+    expert but may not have seen which one was drawn: predict first, fit afterwards. Only the losses themselves are
+    recognised as a baseline and refused; what was computed from them cannot be told from what was not.
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
@@ -44,6 +54,8 @@ def reinforce(
         losses: f(x_i, z_i), with or without gradient. For a loss that rows share, expand it.
         baseline: b: a number, one for each problem [...] or one for each row [..., n].
         weight: w; None is `importance_weight(log_p, s)`.
+        critic: c, finite, for example from a `RegressionCritic`; None for none. With it, and b on top, b should be what
+            the critic leaves: 0 if it predicts well.
 
     Returns:
         [...], one number for each problem: sum or average it and call backward.
@@ -64,13 +76,28 @@ def reinforce(
         appendix B.
     """
     check_rows(log_p, s, losses, weight)
+    if critic is not None:
+        check_critic(critic, log_p.shape)
     weight = importance_weight(log_p, s) if weight is None else weight.detach()
     active = active_rows(s, weight)
     with torch.no_grad():
-        score = only(active, weight * (losses - _per_row(baseline, losses)))
+        advantage = losses - _per_row(baseline, losses)
+        if critic is not None:
+            advantage = advantage - s.at_z(critic)
+        score = only(active, weight * advantage)
     log_p_z = only(active, s.at_z(log_p))
     terms = only(active, weight * losses) + score * (log_p_z - log_p_z.detach())
+    if critic is not None:
+        expected = _expectation(log_p, critic.detach(), s.mask)
+        terms = terms + (expected - expected.detach())
     return mean_over_rows(terms, s)
+
+
+def _expectation(log_p: Tensor, critic: Tensor, mask: Tensor | None) -> Float[Tensor, "*batch n"]:
+    """Computes sum_j p_ij c_ij for every row, 0 for masked ones, whatever they hold."""
+    if mask is not None:
+        log_p, critic = (torch.where(mask.unsqueeze(-1), x, 0.0) for x in (log_p, critic))
+    return (log_p.exp() * critic).sum(-1)
 
 
 def active_rows(s: Sample, weight: Float[Tensor, "*batch n"]) -> Bool[Tensor, "*batch n"] | None:
@@ -104,6 +131,7 @@ def _per_row(baseline: float | int | Tensor, losses: Tensor) -> float | Tensor:
     if not isinstance(baseline, Tensor):
         return float(baseline)
     check_baseline(baseline, losses.shape)
+    check_not_the_losses(baseline, losses)
     baseline = baseline.detach()
     return baseline if baseline.ndim in (0, losses.ndim) else baseline.unsqueeze(-1)
 

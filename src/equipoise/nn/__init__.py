@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers people can train: a mixture of experts for any model, with every router behind one interface."""
 
+from equipoise.nn._auto import AutoProposal as AutoProposal
 from equipoise.nn._bias_rules import LossFree as LossFree
 from equipoise.nn._bias_rules import Priced as Priced
 from equipoise.nn._bias_rules import RunningPrices as RunningPrices
@@ -17,6 +18,7 @@ from equipoise.nn._experts import ModuleExperts as ModuleExperts
 from equipoise.nn._experts import SwiGLUExperts as SwiGLUExperts
 from equipoise.nn._experts import make_experts as make_experts
 from equipoise.nn._grouped import Grouped as Grouped
+from equipoise.nn._layer_baselines import LayerBaselines as LayerBaselines
 from equipoise.nn._moe import MoE as MoE
 from equipoise.nn._monitor import RoutingWarning as RoutingWarning
 from equipoise.nn._parameter_groups import parameter_groups as parameter_groups
@@ -25,6 +27,8 @@ from equipoise.nn._peer_rules import Dense as Dense
 from equipoise.nn._peer_rules import Hash as Hash
 from equipoise.nn._peer_rules import SinkhornBase as SinkhornBase
 from equipoise.nn._peer_rules import TopK as TopK
+from equipoise.nn._readout import Readout as Readout
+from equipoise.nn._readout import ReadoutLoss as ReadoutLoss
 from equipoise.nn._residual_baseline import ResidualBaseline as ResidualBaseline
 from equipoise.nn._router import Router as Router
 from equipoise.nn._routers import ROUTERS as ROUTERS

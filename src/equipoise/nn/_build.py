@@ -7,11 +7,14 @@ from typing import Any
 import torch
 
 from equipoise._core import (
+    check_auto,
     check_capacity_factor,
+    check_mixes,
     check_no_limit,
     check_not_inert,
     check_priceable,
     check_router_size,
+    check_target,
     check_unused,
     check_weighable,
 )
@@ -19,7 +22,16 @@ from equipoise.nn._router import Router
 from equipoise.nn._routers import ROUTERS, NamedRouter, find_router
 from equipoise.nn._rules import RoutingRule
 
-_DEFAULTS = {"top_k": 1, "loss": "reinforce", "sinkhorn_first": False, "importance": True, "temperature": 1.0}
+_DEFAULTS: dict[str, Any] = {
+    "top_k": 1,
+    "loss": "reinforce",
+    "sinkhorn_first": False,
+    "importance": True,
+    "temperature": 1.0,
+    "eps": None,
+    "draws": None,
+    "target_sample_size": 0.5,
+}
 
 
 def build_router(
@@ -47,11 +59,15 @@ def build_router(
         loss_weights: balance_loss, marginal_entropy and z_loss; None: the router's recipe.
         device: of parameters and buffers.
         dtype: of the gate.
-        options: top_k, loss, sinkhorn_first, importance and temperature.
+        options: top_k, loss, sinkhorn_first, importance, temperature, eps, draws and target_sample_size.
 
     Returns:
         The router.
     """
+    for name in ("temperature", "eps"):
+        check_auto(name, options[name])
+    chosen = "auto" in (options["temperature"], options["eps"])
+    check_target(options["target_sample_size"], _DEFAULTS["target_sample_size"], chosen)
     if isinstance(router, Router):
         check_router_size(router.dim, router.num_experts, dim, num_experts)
         return router
@@ -63,7 +79,10 @@ def build_router(
         check_priceable(evaluation, row.name, row.inert)
     else:
         row, rule = None, router
-        _check_options("a rule of your own", ("temperature",), options)
+        mixes = getattr(rule, "mixes", False)
+        used = ("temperature", "target_sample_size", *(["eps"] if mixes else []))
+        _check_options("a rule of your own", used, options)
+        check_mixes(options["eps"], mixes)
     return Router(
         dim,
         num_experts,
@@ -72,6 +91,8 @@ def build_router(
         eval_capacity_factor=eval_capacity_factor,
         evaluation=evaluation,
         temperature=options["temperature"],
+        eps=options["eps"] if row is None or options["eps"] == "auto" else None,  # a number is in the rule
+        target_sample_size=options["target_sample_size"],
         loss_weights=_complete_weights(row, num_experts, loss_weights),
         device=device,
         dtype=dtype,
@@ -84,7 +105,7 @@ def _make_rule(
     """Builds the rule of a row, requiring that it has a use for what is not at its default."""
     _check_options(repr(row.name), row.options, options)
     if "importance" in row.options:
-        check_weighable(options["temperature"], options["importance"])
+        check_weighable(options["temperature"], options["eps"], options["importance"])
     return row.make(num_experts, device, **{name: options[name] for name in row.options})
 
 

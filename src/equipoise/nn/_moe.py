@@ -39,6 +39,8 @@ class MoE(RoutingSource):
     ============================  ===================================================================================
     `sample`, `skip-iw`, `skip`,  The paper's strategies. Marginal entropy 0.1. `sample` knows no capacity, the `gm`
     `gm-iw`, `gm-sh`, `gm`        ones assign every row, the `skip` ones drop rows beyond the capacity.
+    `skip-iw-mix`, `gm-iw-mix`    The same with bounded weights: a flat proposal is mixed in with weight `eps`.
+    `gm-iw-avg`, `gm-iw-avg-mix`  Gumbel-Matching with conditionals averaged over `draws` solves; without, with `eps`.
     `switch`                      The most probable expert, gated; drops rows. Balance loss 0.01.
     `topk`                        The `top_k` most probable experts, gated, as Mixtral; no capacity. Balance loss 0.01.
     `base`                        The exact balanced assignment of the logits, gated. Assigns every row.
@@ -74,7 +76,10 @@ class MoE(RoutingSource):
         evaluation: str = "argmax",
         top_k: int = 1,
         loss: str = "reinforce",
-        temperature: float | Schedule = 1.0,
+        temperature: float | str | Schedule = 1.0,
+        eps: float | str | None = None,
+        draws: int | None = None,
+        target_sample_size: float = 0.5,
         sinkhorn_first: bool = False,
         importance: bool = True,
         experts: str | nn.Module | Sequence[nn.Module] = "mlp",
@@ -93,18 +98,24 @@ class MoE(RoutingSource):
             num_experts: E.
             hidden_dim: width of an expert's hidden layer; None: 4 * dim.
             router: a name, a rule or a `Router`; with the latter, the options of routing are the router's own.
-            capacity_factor: in training an expert takes at most ceil(capacity_factor * T / E) rows; None: no limit.
-                Routers that know no capacity (see above) are not concerned.
+            capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) rows; None: no
+                limit. Routers that know no capacity (see above) are not concerned.
             eval_capacity_factor: the same in evaluation, for every router; None: no limit.
             evaluation: "argmax": each row takes its most probable expert (`topk`, `hash`, `loss-free`, `priced` and
                 `dense` do what they do in training); "priced": the largest logit minus a running average of the exact
                 prices, which stays near balance and needs no batch.
-            top_k: K, for `topk`, `loss-free` and `priced`.
-            loss: of the paper's strategies, "reinforce" or "gating"; the others are gated.
-            temperature: of the paper's strategies: a number, or a function of the number of updates so far, such as
-                `LinearSchedule`.
-            sinkhorn_first: for the paper's strategies: balance the proposal in expectation before sampling.
-            importance: for the paper's strategies: whether p/q is part of the weights.
+            top_k: K, for `topk`, `loss-free` and `priced`, and for every strategy, which then draws K different
+                experts a row, see `StrategyRule`.
+            loss: of strategies, "reinforce" or "gating"; the others are gated.
+            temperature: of strategies: a number; a function of the number of updates so far, such as
+                `LinearSchedule`; or "auto", which keeps the effective sample size above a target by what past batches
+                showed, see `AutoProposal`.
+            eps: of strategies that mix: the mixture weight, in [0, 1); "auto", as for the temperature; None: 0.2.
+            draws: of strategies that average: how many solves; None: 8.
+            target_sample_size: of "auto", a fraction of the rows.
+            sinkhorn_first: for strategies: balance the proposal in expectation before sampling (the first expert's,
+                of several).
+            importance: for strategies: whether p/q is part of the weights.
             experts: "mlp" or "swiglu"; a module [m, dim] -> [m, dim] to be copied, or E of them; or an `Experts`.
             balance_loss: weight of the balance loss; None: the router's, as above.
             marginal_entropy: weight of the marginal-entropy loss; None: the router's, as above. The paper's setting: 0.
@@ -132,6 +143,9 @@ class MoE(RoutingSource):
                 "sinkhorn_first": sinkhorn_first,
                 "importance": importance,
                 "temperature": temperature,
+                "eps": eps,
+                "draws": draws,
+                "target_sample_size": target_sample_size,
             },
         )
         hidden = 4 * dim if hidden_dim is None else hidden_dim

@@ -105,7 +105,8 @@ def _advice(found: Sequence[str]) -> str:
         )
     if any("sample size" in problem for problem in found):
         text += (
-            " Few tokens carry the router's gradient: bring temperature back to 1, raise marginal_entropy so that the "
-            "router asks for what balancing gives it, or use router='skip-iw', whose weights are bounded by the load."
+            " Few tokens carry the router's gradient: bring temperature back to 1, or let it choose itself ('auto'); "
+            "raise marginal_entropy so that the router asks for what balancing gives it; or use a router whose weights "
+            "are bounded, 'skip-iw' by the load, 'gm-iw-mix' by eps."
         )
     return text

@@ -4,6 +4,7 @@
 Legend: T rows (tokens), E experts, K experts a row.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -57,14 +58,8 @@ class TopK:
 
 
 @dataclass(frozen=True)
-class Base:
-    """Solves the balanced assignment of the logits exactly, without noise (temperature 0), gated by p.
-
-    In evaluation each row takes the expert of largest probability, as BASE layers do.
-
-    References:
-        Lewis, Bhosale, Dettmers, Goyal, Zettlemoyer, BASE layers (2021).
-    """
+class _BalancedInTraining(ABC):
+    """Balances the batch in training; in evaluation each row takes the expert of largest probability. Gated by p."""
 
     gated: ClassVar[bool] = True
     top_k: ClassVar[int] = 1
@@ -78,10 +73,25 @@ class Base:
             request: everything else.
 
         Returns:
-            The choice, with the prices and the gap of the assignment in training.
+            The choice; in training with the prices, and what the solver says of itself.
         """
-        if not request.training:
-            return choose_top(logits, request)
+        return self._balance(logits, request) if request.training else choose_top(logits, request)
+
+    @abstractmethod
+    def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice: ...
+
+
+@dataclass(frozen=True)
+class Base(_BalancedInTraining):
+    """Solves the balanced assignment of the logits exactly, without noise (temperature 0), gated by p.
+
+    In evaluation each row takes the expert of largest probability, as BASE layers do.
+
+    References:
+        Lewis, Bhosale, Dettmers, Goyal, Zettlemoyer, BASE layers (2021).
+    """
+
+    def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
         rows, num_experts = logits.shape
         capacity = max(rows, 1) if request.capacity is None else request.capacity
         a = assign(logits.detach(), capacity, mask=request.mask)
@@ -98,7 +108,7 @@ class Base:
 
 
 @dataclass(frozen=True)
-class SinkhornBase:
+class SinkhornBase(_BalancedInTraining):
     """Balances the router's distribution in expectation, and takes the largest balanced probability; gated by p.
 
     The argmax of a balanced distribution is not quite balanced, so that rows beyond the capacity are dropped. In
@@ -108,22 +118,7 @@ class SinkhornBase:
         Clark and others, Unified scaling laws for routed language models (2022), section 3.1.
     """
 
-    gated: ClassVar[bool] = True
-    top_k: ClassVar[int] = 1
-    limited: ClassVar[bool] = True
-
-    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
-        """Chooses experts.
-
-        Args:
-            logits: the router's.
-            request: everything else.
-
-        Returns:
-            The choice, with the prices and the iterations of the balancing in training.
-        """
-        if not request.training:
-            return choose_top(logits, request)
+    def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
         balanced = sinkhorn(logits.detach(), mask=request.mask)
         return choose_top(balanced.log_p, request, prices=balanced.prices, work=balanced.iterations)
 

@@ -55,7 +55,7 @@ class Pending:
         check_same_routing(routing.indices, self._routing.indices)
         terms = list(routing.balance_losses.values())
         if self._coefficient is not None and routing.sample is not None:
-            terms.append((self._coefficient * routing.sample.at_z(routing.log_p)).sum())
+            terms.append((self._coefficient * routing.log_prob()).sum())
         for term in terms:
             if term.requires_grad:
                 y = _Attach.apply(y, term, self._factor)  # pyright: ignore[reportAssignmentType]

@@ -6,6 +6,7 @@ Legend: T rows (tokens), E experts, K experts a row, dim features.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,16 +17,19 @@ from torch import Tensor, nn
 
 from equipoise._core import (
     check_at_least,
+    check_auto,
     check_capacity_factor,
     check_choice,
     check_input_dim,
     check_mask,
+    check_mixes,
     check_one_of,
     check_rows_like,
     check_temperature,
     check_top_k,
 )
-from equipoise.estimators import load_balance_loss, marginal_entropy_loss, z_loss
+from equipoise.nn._auto import AutoProposal
+from equipoise.nn._balance import balance_losses
 from equipoise.nn._bias_rules import Priced, RunningPrices, WideBuffers
 from equipoise.nn._routing import Routing
 from equipoise.nn._rules import Choice, RouteRequest, RoutingRule
@@ -63,7 +67,9 @@ class Router(WideBuffers):
         capacity_factor: float | None = 1.25,
         eval_capacity_factor: float | None = None,
         evaluation: str = "argmax",
-        temperature: float | Schedule = 1.0,
+        temperature: float | str | Schedule = 1.0,
+        eps: str | None = None,
+        target_sample_size: float = 0.5,
         loss_weights: Mapping[str, float] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -74,10 +80,14 @@ class Router(WideBuffers):
             dim: features of a row.
             num_experts: E.
             rule: from logits to a choice of experts; a module is registered, with its buffers.
-            capacity_factor: in training an expert takes at most ceil(capacity_factor * T / E) rows; None: no limit.
+            capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) rows; None: no
+                limit.
             eval_capacity_factor: the same in evaluation.
             evaluation: "argmax": what the rule does in evaluation; "priced": see `RunningPrices`.
-            temperature: for rules that sample: a number, or a function of the number of `observe` calls so far.
+            temperature: for rules that sample: a number, a function of the number of `observe` calls so far, or
+                "auto", see `AutoProposal`.
+            eps: for rules that mix: "auto", or None for the rule's own.
+            target_sample_size: of "auto".
             loss_weights: weights of "load-balance", "marginal-entropy" and "z".
             device: of the parameters.
             dtype: of the parameters.
@@ -97,13 +107,19 @@ class Router(WideBuffers):
         self.weight = nn.Parameter(torch.empty(num_experts, dim, device=device, dtype=dtype))
         own_prices = evaluation == "argmax" or isinstance(rule, Priced)
         self.average = None if own_prices else RunningPrices(num_experts, device=device)
+        check_mixes(eps, getattr(rule, "mixes", False))
+        chosen = [name for name, value in (("eps", eps), ("temperature", temperature)) if value == "auto"]
+        self.auto = AutoProposal(chosen, target=target_sample_size, device=device) if chosen else None
         self._set_temperature(temperature, device)
         self.reset_parameters()
 
-    def _set_temperature(self, temperature: float | Schedule, device: torch.device | str | None) -> None:
+    def _set_temperature(self, temperature: float | str | Schedule, device: torch.device | str | None) -> None:
         """Keeps a number as it is; what changes is a tensor, so that compiled code need not be compiled again."""
-        self.schedule = temperature if callable(temperature) else None
-        start = temperature(0) if callable(temperature) else temperature
+        self.schedule: Schedule | None = temperature if callable(temperature) else None
+        self._temperature_moves = self.schedule is not None or temperature == "auto"
+        check_auto("temperature", temperature)
+        at_first: Any = temperature if self.schedule is None else self.schedule(0)
+        start: float = 1.0 if temperature == "auto" else at_first
         check_temperature(start, positive=False)
         self.fixed_temperature = float(start)
         self.register_buffer("temperature", torch.tensor(float(start), device=device))
@@ -160,13 +176,14 @@ class Router(WideBuffers):
                 token_ids=None if token_ids is None else token_ids.reshape(-1).long(),
                 positions=_positions(shape, x.device),
                 training=self.training,
-                temperature=self.fixed_temperature if self.schedule is None else self.temperature,
+                temperature=self.temperature if self._temperature_moves else self.fixed_temperature,
                 generator=generator,
+                eps=self.auto.read("eps") if self.auto is not None and "eps" in self.auto.names else None,
             )
             return self._complete(logits, request, self._choose(logits, request), shape)
 
     def capacity(self, rows: int) -> int | None:
-        """Returns how many of T rows an expert may take in this mode, at least 1; None: any number.
+        """Returns how many of T rows an expert may take in this mode, at least K; None: any number.
 
         Args:
             rows: T. Masked rows count too: how many there are is not known without waiting for the device.
@@ -177,7 +194,7 @@ class Router(WideBuffers):
             return None
         # In whole numbers: 1.1 * 10 is a little more than 11 in floats, and sizes may be symbols while tracing.
         above, below = Fraction(factor).limit_denominator(10**6).as_integer_ratio()
-        return max(-(-above * rows // (below * self.num_experts)), 1)
+        return getattr(self.rule, "top_k", 1) * max(-(-above * rows // (below * self.num_experts)), 1)
 
     def _choose(self, logits: Tensor, request: RouteRequest) -> Choice:
         """Asks the rule, or the running prices in evaluation."""
@@ -186,7 +203,9 @@ class Router(WideBuffers):
         prices = self.average.prices.clone()
         rule: Any = self.rule
         top_k, gated = getattr(rule, "top_k", 1), getattr(rule, "gated", True)
-        return choose_top(logits.detach() - prices, request, top_k=top_k, gated=gated, prices=prices)
+        choice = choose_top(logits.detach() - prices, request, top_k=top_k, gated=gated, prices=prices)
+        factors = getattr(rule, "factors", None)
+        return choice if factors is None else replace(choice, scores=factors(request.log_p, choice.indices))
 
     def _complete(self, logits: Tensor, request: RouteRequest, choice: Choice, shape: tuple[int, ...]) -> Routing:
         """Adds what is the same for all rules."""
@@ -207,6 +226,7 @@ class Router(WideBuffers):
             weight=weight,
             kept=(indices < self.num_experts).any(1),
             sample=choice.sample,
+            later_samples=choice.later_samples,
             prices=choice.prices,
             gap=choice.gap,
             work=choice.work,
@@ -215,24 +235,12 @@ class Router(WideBuffers):
             shape=shape,
             score_function=choice.score_function,
             exactly_balanced=choice.exactly_balanced,
-            balance_losses=self._balance_losses(logits, request) if self.training else {},
+            balance_losses=balance_losses(self.loss_weights, logits, request) if self.training else {},
         )
-
-    def _balance_losses(self, logits: Tensor, request: RouteRequest) -> dict[str, Tensor]:
-        """Computes the losses that have a weight, each times its weight."""
-        losses: dict[str, Tensor] = {}
-        for name, weight in self.loss_weights.items():
-            if name == "load-balance":
-                losses[name] = weight * load_balance_loss(request.log_p, mask=request.mask)
-            elif name == "marginal-entropy":
-                losses[name] = weight * marginal_entropy_loss(request.log_p, mask=request.mask)
-            else:
-                losses[name] = weight * z_loss(logits, mask=request.mask)
-        return losses
 
     @torch.no_grad()
     def observe(self, routing: Routing) -> None:
-        """Updates what changes between steps: the rule's state, the running prices, the temperature.
+        """Updates what changes between steps: the rule's state, the running prices, the proposal's temperature and eps.
 
         Args:
             routing: what this router decided in the step that is over.
@@ -245,6 +253,10 @@ class Router(WideBuffers):
         self.updates += 1
         if self.schedule is not None:
             self.temperature.fill_(self.schedule(int(self.updates)))
+        if self.auto is not None:
+            self.auto.observe(routing)
+            if "temperature" in self.auto.names:
+                self.temperature.copy_(self.auto.read("temperature"))
 
     def extra_repr(self) -> str:
         """Shows the settings."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The routers by name: a table of rules, with the options that each understands and the losses that it needs.
 
-To add a router to the table, write its rule and add one row. The paper's strategies are in it by themselves.
+To add a router to the table, write its rule and add one row. Strategies are in it by themselves.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from equipoise.nn._peer_rules import Base, Dense, Hash, SinkhornBase, TopK
 from equipoise.nn._rules import RoutingRule
 from equipoise.nn._strategy_rule import StrategyRule
 
-_SAMPLING = ("loss", "sinkhorn_first", "importance", "temperature")
+_SAMPLING = ("top_k", "loss", "sinkhorn_first", "importance", "temperature", "target_sample_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,8 @@ class NamedRouter:
     Attributes:
         name: what `MoE(router=...)` takes.
         make: builds the rule, from the number of experts, a device, and the options that it uses.
-        options: those options, of top_k, loss, sinkhorn_first, importance and temperature.
+        options: those options, of top_k, loss, sinkhorn_first, importance, temperature, eps, draws and
+            target_sample_size.
         balance_loss: the weight of the balance loss, unless the user sets it.
         marginal_entropy: the weight of the marginal-entropy loss, unless the user sets it.
         holds_all: whether it assigns every row, so that the capacity must hold them all.
@@ -44,21 +45,33 @@ class NamedRouter:
     doc: str
 
 
-def _strategy(strategy: Strategy, _num_experts: int, _device: Any, *, temperature: Any, **how: Any) -> StrategyRule:
-    """Builds the rule of one of the paper's strategies; the router keeps the temperature."""
-    del temperature
-    return StrategyRule(strategy, **how)
+def _strategy(
+    strategy: Any,
+    _num_experts: int,
+    _device: Any,
+    *,
+    temperature: Any,
+    target_sample_size: float,
+    eps: float | str | None = None,
+    draws: int | None = None,
+    **how: Any,
+) -> StrategyRule:
+    """Builds the rule of a strategy; the router keeps the temperature, and an eps that chooses itself."""
+    del temperature, target_sample_size
+    changed = {name: value for name, value in (("eps", eps), ("draws", draws)) if value not in (None, "auto")}
+    return StrategyRule(strategy.with_options(**changed) if changed else strategy, **how)
 
 
 def _strategy_row(strategy: Strategy) -> NamedRouter:
     """Makes the row of a strategy. The bonus of 0.1 is part of the recipe: the objective does not balance itself."""
+    own = {"eps": getattr(strategy, "mixes", False), "draws": getattr(strategy, "averages", False)}
     return NamedRouter(
         name=strategy.name,
         make=partial(_strategy, strategy),
-        options=_SAMPLING,
+        options=(*_SAMPLING, *(name for name, used in own.items() if used)),
         marginal_entropy=0.1,
         holds_all=strategy.name.startswith("gm"),
-        doc=f"the paper's {strategy.label}",
+        doc=f"the paper's {strategy.label}" if getattr(strategy, "paper", False) else strategy.label,
     )
 
 
@@ -124,7 +137,7 @@ _TABLE = (
 )
 
 ROUTERS: MappingProxyType[str, NamedRouter] = MappingProxyType({row.name: row for row in _TABLE})
-"""The routers by name: the paper's strategies, then those to compare with."""
+"""The routers by name: the strategies, then those to compare with."""
 
 
 def find_router(name: str) -> NamedRouter:

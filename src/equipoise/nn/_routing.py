@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equipoise.nn._stats import RoutingStats, routing_stats
-from equipoise.sampling import Sample
+from equipoise.sampling import Sample, rounds_log_prob
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,15 +31,18 @@ class Routing:
         weight: the weight of each row's loss, detached. The paper's strategies: p/q and what makes up for dropped
             rows, so 0 for those. Any other router: 1, for dropped rows too. 0 for masked rows.
         kept: whether at least one expert processes the row.
-        sample: the draw, of the paper's strategies in training; else None.
-        prices: what each expert costs in logit units, where the router solved for it or keeps an average of it.
-        gap: the optimality gap of the assignment, where one was solved.
+        sample: the draw, of strategies that sample, in training; else None. Of the first round where a row draws
+            several experts.
+        later_samples: the draws of further rounds, in order; `samples` has all of them.
+        prices: what each expert costs in logit units, where the router solved for it or keeps an average of it; of
+            the first round.
+        gap: the optimality gap of the assignment, where one was solved; the sum over rounds.
         work: passes over the matrix that a solver took, where it counts them.
         capacity: rows that an expert may take in this forward pass; None: no limit.
         mask: rows that take an expert; None for all of them.
         shape: the leading dimensions of the input, x [*shape, dim]; their product is T.
-        score_function: whether the router learns by the score function: a surrogate adds the gradient of log p at
-            `sample.z`, times weight and loss.
+        score_function: whether the router learns by the score function: a surrogate adds the gradient of
+            `log_prob()`, times weight and loss.
         exactly_balanced: known without looking at a tensor: every expert has exactly T/E rows, none is dropped or
             masked, K is 1.
         balance_losses: scalars to add to the loss, with their weights in them; only those whose weight is not 0.
@@ -61,6 +64,20 @@ class Routing:
     score_function: bool
     exactly_balanced: bool
     balance_losses: Mapping[str, Tensor]
+    later_samples: tuple[Sample, ...] = ()
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The draw of every round; empty where nothing was drawn."""
+        return () if self.sample is None else (self.sample, *self.later_samples)
+
+    def log_prob(self) -> Float[Tensor, "T"]:
+        """Computes log p of what each row drew, with gradient: of several experts, of all of them in their order.
+
+        Returns:
+            One number a row; 0 for masked rows, and where nothing was drawn.
+        """
+        return rounds_log_prob(self.log_p, self.samples) if self.samples else self.log_p.new_zeros(self.log_p.shape[0])
 
     @property
     def num_experts(self) -> int:

@@ -28,6 +28,7 @@ class RouteRequest:
             sequence.
         training: whether the layer is in training mode.
         temperature: of the proposal, for rules that sample.
+        eps: the mixture weight of the proposal, for rules that mix; None: the rule's own.
         generator: where randomness comes from; None is torch's global stream.
     """
 
@@ -39,6 +40,7 @@ class RouteRequest:
     training: bool
     temperature: float | int | Float[Tensor, ""]
     generator: torch.Generator | None
+    eps: Float[Tensor, ""] | None = None
 
     @property
     def num_experts(self) -> int:
@@ -56,13 +58,14 @@ class Choice:
         indices: the experts of each row, int64; E stands for "no expert". A row's experts differ from each other.
         scores: the factor of each expert's output.
         weight: the weight of each row's loss, detached; None: 1 for rows that are not masked.
-        sample: the draw, of a rule that learns by the score function.
+        sample: the draw, of a rule that learns by the score function; of the first round where there are several.
+        later_samples: the draws of further rounds, in order.
         prices: what each expert costs in logit units, if that is known.
         gap: the optimality gap of an assignment that was solved.
         work: passes over the matrix that a solver took.
         capacity: the promise that no expert has more rows than this; None promises nothing. Experts whose capacity is
             known are computed in one batched product, so a promise that does not hold loses rows.
-        score_function: whether the router learns by the score function at `sample.z`.
+        score_function: whether the router learns by the score function at what was drawn.
         exactly_balanced: the promise that every expert has exactly T/E rows, with K = 1, no row dropped or masked.
     """
 
@@ -70,6 +73,7 @@ class Choice:
     scores: Float[Tensor, "T K"]
     weight: Float[Tensor, "T"] | None = None
     sample: Sample | None = None
+    later_samples: tuple[Sample, ...] = ()
     prices: Float[Tensor, "E"] | None = None
     gap: Float[Tensor, ""] | None = None
     work: Int[Tensor, ""] | None = None
@@ -83,8 +87,9 @@ class RoutingRule(Protocol):
     """Anything callable like this. A rule with state is an `nn.Module` with buffers and a method `observe(routing)`.
 
     Attributes that a rule may have, with what holds without them: `limited`, whether the layer's capacity factor
-    concerns it in training (True); and for `evaluation="priced"`, `gated`, whether outputs are multiplied by p (True),
-    and `top_k` (1).
+    concerns it in training (True); `top_k`, which multiplies the capacity (1); `mixes`, whether it takes
+    `RouteRequest.eps` (False); and for `evaluation="priced"`, `gated`, whether outputs are multiplied by p (True), and
+    `factors(log_p, indices)`, the factors of the experts' outputs (those of `choose_top`).
     """
 
     def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest, /) -> Choice:

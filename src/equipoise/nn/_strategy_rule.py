@@ -1,31 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's strategies as routing rules.
+"""Strategies, the paper's and those beyond it, as routing rules.
 
-Legend: T rows (tokens), E experts.
+Legend: T rows (tokens), E experts, K experts a row.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from equipoise._core import check_one_of
+from equipoise._core import check_at_least, check_one_of
 from equipoise.estimators import STRATEGIES, Strategy, check_strategy
 from equipoise.nn._rules import Choice, RouteRequest, at_experts
 from equipoise.nn._selection import choose_top
-from equipoise.sampling import Sample
+from equipoise.sampling import Rounds, Sample, sample_rounds
 
 LOSSES = ("reinforce", "gating")
 
 
 class StrategyRule:
-    r"""Samples an expert for each row, with the weight that corrects for how it was sampled.
+    r"""Samples experts for each row, with the weight that corrects for how they were sampled.
 
     In training z comes from the strategy and w_i is its weight. With `loss="reinforce"` an expert's output is used as
     it is, and the router learns by the score function; with `loss="gating"` it is multiplied by p(z_i), through which
     the router learns (section 3.1 of the paper). Rows beyond the capacity have no expert, and weight 0. In evaluation
     each row takes the expert of largest probability, without noise, gated if training is.
+
+    With `top_k` = K above 1 a row draws K different experts, in K rounds (see `sample_rounds`), and its weight is the
+    product over rounds. The layer's output for row i, and the gradient that the weights make unbiased, are
+
+    .. math::
+        \text{reinforce:} \quad y_i = \frac{1}{K} \sum_r e_{z_i^r}(x_i), \quad
+        \nabla \text{E}_p[f_i], \qquad
+        \text{gating:} \quad y_i = \sum_r p(z_i^r) e_{z_i^r}(x_i), \quad \text{E}_p[\nabla f_i],
+
+    with the experts from the Plackett-Luce distribution of p, and p(z) in the gates the full softmax at temperature 1,
+    not renormalised over the K: with one expert it is the paper's gate. In evaluation a row takes its K most probable
+    experts, with the same factors. A row that one round dropped has weight 0, and keeps the experts of other rounds.
 
     Example:
         >>> from equipoise.estimators import STRATEGIES
@@ -37,8 +51,6 @@ class StrategyRule:
         Kool, Maddison, Mnih, Unbiased gradient estimation with balanced assignments for mixtures of experts (2021).
     """
 
-    top_k = 1
-
     def __init__(
         self,
         strategy: Strategy,
@@ -46,6 +58,7 @@ class StrategyRule:
         loss: str = "reinforce",
         sinkhorn_first: bool = False,
         importance: bool = True,
+        top_k: int = 1,
     ) -> None:
         """Sets up the rule.
 
@@ -54,13 +67,17 @@ class StrategyRule:
             loss: "reinforce" or "gating".
             sinkhorn_first: balance the proposal in expectation before sampling.
             importance: whether the ratio p/q is part of the weights.
+            top_k: K.
         """
+        check_at_least("top_k", top_k, 1)
         check_one_of("loss", loss, LOSSES)
         self.strategy = check_strategy(strategy)
         self.gated = loss == "gating"
         self.sinkhorn_first = sinkhorn_first
         self.importance = importance
+        self.top_k = top_k
         self.limited = strategy.balanced
+        self.mixes = bool(getattr(strategy, "mixes", False))
 
     def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
         """Chooses experts.
@@ -73,48 +90,74 @@ class StrategyRule:
             The choice; with the sample in training.
         """
         if not request.training:
-            return choose_top(logits, request, gated=self.gated)
+            choice = choose_top(logits, request, top_k=self.top_k, gated=self.gated)
+            return choice if self.top_k == 1 else replace(choice, scores=self.factors(request.log_p, choice.indices))
         rows, num_experts = logits.shape
-        noise = self.strategy.draw_noise(
-            logits.shape, generator=request.generator, dtype=logits.dtype, device=logits.device
-        )
         # None would mean "as few rows as possible" to a strategy; here it means as many as there are.
-        capacity = max(rows, 1) if request.capacity is None else request.capacity
-        s, weight = self.strategy.draw(
-            request.log_p.detach(),
-            noise,
-            temperature=request.temperature,
-            capacity=capacity,
-            mask=request.mask,
-            sinkhorn_first=self.sinkhorn_first,
-            importance=self.importance,
-        )
-        indices = torch.where(s.kept, s.z, num_experts).unsqueeze(1)
-        scores = at_experts(request.log_p, indices).exp() if self.gated else torch.ones_like(weight).unsqueeze(1)
-        drops_none = s.balanced and noise.priority is None and request.mask is None
+        capacity = max(rows, 1) if request.capacity is None else request.capacity // self.top_k
+        rounds, drops_none = self._draw(request, capacity)
+        indices = torch.where(rounds.kept, rounds.z, num_experts)
         return Choice(
             indices=indices,
-            scores=torch.where(indices < num_experts, scores, 0.0),
-            weight=weight.detach(),
-            sample=s,
-            prices=_in_logit_units(s, request.temperature),
-            gap=s.gap,
+            scores=self.factors(request.log_p, indices),
+            weight=rounds.weight.detach(),
+            sample=rounds.samples[0],
+            later_samples=rounds.samples[1:],
+            prices=_in_logit_units(rounds.samples[0], request.temperature),
+            gap=_total_gap(rounds.samples),
             capacity=request.capacity,
             score_function=not self.gated,
-            exactly_balanced=drops_none and capacity * num_experts == rows,
+            exactly_balanced=drops_none and self.top_k == 1 and capacity * num_experts == rows,
         )
+
+    def _draw(self, request: RouteRequest, capacity: int) -> tuple[Rounds, bool]:
+        """Draws noise and experts; tells whether every row has all of its experts, for which no tensor is read."""
+        log_p = request.log_p.detach()
+        noises = [
+            self.strategy.draw_noise(log_p.shape, generator=request.generator, dtype=log_p.dtype, device=log_p.device)
+            for _ in range(self.top_k)
+        ]
+        how: dict[str, Any] = {} if request.eps is None else {"eps": request.eps}
+        rounds = sample_rounds(
+            log_p,
+            self.strategy,
+            noises,
+            capacity=capacity,
+            mask=request.mask,
+            temperature=request.temperature,
+            sinkhorn_first=self.sinkhorn_first,
+            importance=self.importance,
+            **how,
+        )
+        return rounds, rounds.samples[0].balanced and noises[0].priority is None and request.mask is None
+
+    def factors(self, log_p: Float[Tensor, "T E"], indices: Int[Tensor, "T K"]) -> Float[Tensor, "T K"]:
+        """Computes the factor of each expert's output: p(z) if gated, else 1/K; 0 where there is no expert.
+
+        Args:
+            log_p: the router's log-probabilities, with gradient.
+            indices: experts, with E for "no expert".
+
+        Returns:
+            The factors, with gradient if gated.
+        """
+        present = indices < log_p.shape[-1]
+        if not self.gated:
+            return present.to(log_p.dtype) / self.top_k
+        return torch.where(present, at_experts(log_p, indices).exp(), 0.0)
 
     def _settings(self) -> dict[str, Any]:
         """Returns the keywords that build this rule again."""
         loss = "gating" if self.gated else "reinforce"
-        return {"loss": loss, "sinkhorn_first": self.sinkhorn_first, "importance": self.importance}
+        how = {"loss": loss, "sinkhorn_first": self.sinkhorn_first, "importance": self.importance}
+        return {**how, "top_k": self.top_k}
 
     def __repr__(self) -> str:
         """Names the strategy and its settings."""
         return f"StrategyRule({self.strategy.name!r}, **{self._settings()})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles by name: the functions of a strategy of the table cannot be pickled."""
+        """Copies and pickles a strategy of the table by its name; others, and those with options, as they are."""
         known = STRATEGIES.get(self.strategy.name) is self.strategy
         return _rebuild, (self.strategy.name if known else self.strategy, self._settings())
 
@@ -131,3 +174,11 @@ def _in_logit_units(s: Sample, temperature: float | int | Tensor) -> Tensor | No
     if isinstance(temperature, Tensor):
         return s.prices * torch.where(temperature > 0, temperature, 1.0)
     return s.prices * temperature if temperature > 0 else s.prices
+
+
+def _total_gap(samples: Sequence[Sample]) -> Tensor | None:
+    """Adds up the optimality gaps of all rounds; None where nothing was solved."""
+    total = samples[0].gap
+    for s in samples[1:]:
+        total = None if total is None or s.gap is None else total + s.gap
+    return total

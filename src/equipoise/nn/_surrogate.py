@@ -4,8 +4,8 @@
 Legend: T rows (tokens), n rows that count, l layers.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,25 +13,25 @@ from torch import Tensor, nn
 
 from equipoise._core import (
     check_captured,
+    check_critic,
+    check_critic_graph,
+    check_critic_use,
     check_floating,
     check_graph,
     check_mask,
     check_one_of,
-    check_residual,
     check_routings,
     check_same_forward,
-    check_shape,
     check_token_shape,
 )
 from equipoise.estimators import EMABaseline
 from equipoise.nn._capture import Emission
-from equipoise.nn._credit import CREDITS, counted_rows, credited, product_weight
+from equipoise.nn._credit import CREDITS, counted_rows, credited, critic_terms, product_weight
 from equipoise.nn._graph import missing_outputs
+from equipoise.nn._layer_baselines import Baseline, LayerBaselines, Residual, pair_baselines, read_baselines
 from equipoise.nn._recompute import Pending, expect
-from equipoise.nn._residual_baseline import ResidualBaseline
 from equipoise.nn._routing import Routing
 from equipoise.nn._routings import Routings
-from equipoise.sampling import Sample
 
 # The first calls show whether a training loop is put together rightly; later ones are looked at now and then.
 _CHECKED_CALLS = 3
@@ -40,12 +40,12 @@ _CHECKED_CALLS = 3
 class Surrogate(nn.Module):
     r"""Turns token losses and captured routings into the loss to call backward on.
 
-    With f_i the loss of token i, w_i^l its weight in layer l, W_i = prod_l w_i^l, z_i^l the expert it drew there, and
-    C_i the tokens that its decisions answer for (`credit`), the gradient is
+    With f_i the loss of token i, w_i^l its weight in layer l, W_i = prod_l w_i^l, z_i^l the expert it drew there (or
+    its K experts, in order), and C_i the tokens that its decisions answer for (`credit`), the gradient is
 
     .. math::
         \frac{1}{n} \sum_i \Big[ W_i \nabla f_i
-        + \sum_l \Big( \sum_{m \in C_i} W_m (f_m - b_m) \Big) \nabla \log p(z_i^l) \Big] + \sum_l \nabla B_l,
+        + \sum_l \Big( \sum_{m \in C_i} W_m (f_m - b_m^l) \Big) \nabla \log p(z_i^l) \Big] + \sum_l \nabla B_l,
         \qquad \text{value} = \frac{1}{n} \sum_i W_i f_i + \sum_l B_l,
 
     over the layers that learn by the score function, with B_l the balance losses of layer l. C_i is {i} for credit
@@ -56,8 +56,9 @@ class Surrogate(nn.Module):
     enumeration; B_l are left aside: a balance loss is differentiated for the batch as it was routed):
 
     - One layer; f_i depends on no other token's expert. J is the loss with every z_i drawn from the router and no token
-      dropped. Unbiased with routers `sample`, `skip-iw` and `gm-iw`, at any temperature; biased with `skip`, `gm` and
-      `gm-sh`, which are so by themselves.
+      dropped. Unbiased with routers `sample`, `skip-iw` and `gm-iw` and what is made of them by mixing and averaging,
+      at any temperature, with any number of experts a token; biased with `skip`, `gm` and `gm-sh`, which are so by
+      themselves.
     - Several layers, all token-wise (f_i depends on the experts of token i alone, in all layers). J is the same, with
       z_i^l from the router of layer l given what layers before it did. Unbiased with the same routers. It takes the
       product W_i in every layer's term: with w_i^l alone it is biased.
@@ -77,8 +78,9 @@ class Surrogate(nn.Module):
       closed form. The context is drawn from q, and W_i corrects token i's own draws alone. Weights that correct the
       context are products over all of its tokens, and useless at any length.
 
-    Requires: b_i that does not depend on any z. A statistic of past batches does not; a statistic of this batch does,
-    see `leave_one_out_baseline`. For `ResidualBaseline` see there.
+    Requires: b_i^l that does not depend on any z of layer l or a layer after it. With one baseline for all layers that
+    is: on any z. A statistic of past batches does not; a statistic of this batch does, see `leave_one_out_baseline`.
+    For `ResidualBaseline` and `Readout` see there.
 
     Example:
         >>> import equipoise as eq
@@ -100,7 +102,7 @@ class Surrogate(nn.Module):
 
     def __init__(
         self,
-        baseline: float | int | Tensor | EMABaseline | ResidualBaseline | None = None,
+        baseline: Baseline | Sequence[Baseline] | None = None,
         credit: str = "token",
         *,
         weighted: bool = True,
@@ -109,8 +111,9 @@ class Surrogate(nn.Module):
 
         Args:
             baseline: b. None: an exponential moving average of past losses, `EMABaseline()`. Or one of your own, a
-                `ResidualBaseline`, a number, or a tensor with a number for each token. The averages are part of
-                `state_dict`, and move on at each call in training mode with gradients enabled.
+                `ResidualBaseline`, a number, or a tensor with a number for each token. Or a list of such, one for each
+                layer in order of execution. The averages are part of `state_dict`, and move on at each call in
+                training mode with gradients enabled.
             credit: "token", "sequence" or "batch".
             weighted: whether losses are weighted by W; False: all W are 1 (0 for masked rows), and dropped tokens
                 count with the loss that they have.
@@ -119,7 +122,8 @@ class Surrogate(nn.Module):
         check_one_of("credit", credit, CREDITS)
         self.credit = credit
         self.weighted = weighted
-        self.baseline: Any = EMABaseline() if baseline is None else baseline
+        listed = isinstance(baseline, Sequence)
+        self.baseline: Any = EMABaseline() if baseline is None else LayerBaselines(baseline) if listed else baseline
         self._calls = 0
 
     def forward(
@@ -128,8 +132,9 @@ class Surrogate(nn.Module):
         routings: Routings,
         *,
         mask: Bool[Tensor, "*shape"] | None = None,
-        residual: Callable[[], Tensor] | None = None,
+        residual: Residual | Sequence[Residual | None] | None = None,
         baseline: Float[Tensor, "*shape"] | None = None,
+        critic: Float[Tensor, "*shape E"] | None = None,
     ) -> Float[Tensor, ""]:
         """Builds the loss.
 
@@ -140,9 +145,14 @@ class Surrogate(nn.Module):
             routings: what `capture` yielded; serves one call.
             mask: False for tokens whose loss does not count (prompts, padding). Their decisions still answer for the
                 losses after them.
-            residual: with a `ResidualBaseline`: returns each token's loss without the experts' output, of the shape of
-                token_losses. Called without gradients.
-            baseline: b for each token of this call, in place of the surrogate's own.
+            residual: with a `ResidualBaseline`: each token's loss without the experts' output, of the shape of
+                token_losses; or a function that returns it, which is called without gradients. With a list of
+                baselines: a list, with None for those that are no `ResidualBaseline`.
+            baseline: b for each token of this call and all layers, in place of the surrogate's own.
+            critic: c, a predicted loss for each token and expert, from past batches, such as a `RegressionCritic`'s;
+                for one layer that draws one expert a token, and credit "token". c at the expert drawn is subtracted
+                from the loss as b is, and the exact gradient of sum_j p_ij c_ij is added back, so that the estimate
+                stays unbiased. A baseline that learns then learns what the critic leaves.
 
         Returns:
             The scalar; at least float32. Scale it, add other losses to it, call backward on it.
@@ -152,7 +162,11 @@ class Surrogate(nn.Module):
         check_floating("token_losses", token_losses)
         shape = check_token_shape("token_losses", token_losses, [layer.shape for layer in routings])
         check_mask(mask, token_losses.shape)
-        check_residual(isinstance(self.baseline, ResidualBaseline) and baseline is None, residual is not None)
+        if critic is not None:
+            layer = routings[0]
+            check_critic_use(len(routings), self.credit, len(layer.samples), layer.score_function)
+            check_critic(critic, [*token_losses.shape, layer.num_experts])
+        pairs = pair_baselines(self.baseline if baseline is None else baseline, residual, len(routings))
         emissions = routings.consume()
         self._check_same_forward(token_losses, routings.names, emissions)
 
@@ -163,45 +177,27 @@ class Surrogate(nn.Module):
             weight = torch.where(counted, weight, 0.0)
         n: Any = max(losses.shape[0], 1) if counted is None else counted.sum().clamp_min(1)
         active = weight != 0  # a row of weight 0 has no term, whatever its loss holds
-        b = self._baseline(losses, active, residual, baseline, token_losses.shape)
-        advantage = torch.where(active, weight * (losses.detach() - b), 0.0)
         value = torch.where(active, weight * losses, 0.0).sum() / n
-        return _with_routers(value, credited(advantage, shape, self.credit) / n, routings, emissions)
+        left = losses.detach()
+        if critic is not None:
+            check_critic_graph(emissions[0].grad_enabled or not value.requires_grad)
+            c_z, added_back = critic_terms(emissions[0].routing, critic, counted)
+            left, value = left - c_z, value + added_back / n
+        moves = self.training and torch.is_grad_enabled()
+        baselines = read_baselines(pairs, left, active, token_losses.shape, moves)
+
+        def credit(b: Tensor | float) -> Tensor:
+            advantage = torch.where(active, weight * (left - b), 0.0)
+            return credited(advantage, shape, self.credit) / n
+
+        credits = [credit(b) for b in baselines]
+        return _with_routers(value, credits if len(credits) > 1 else credits * len(emissions), routings, emissions)
 
     def _check_same_forward(self, token_losses: Tensor, names: list[str], emissions: Sequence[Emission]) -> None:
         """Walks the graph in the first calls, and in those whose number is a power of two."""
         self._calls += 1
         if self._calls <= _CHECKED_CALLS or self._calls & (self._calls - 1) == 0:
             check_same_forward([names[index] for index in missing_outputs(token_losses, emissions)])
-
-    def _baseline(
-        self,
-        losses: Tensor,
-        active: Tensor,
-        residual: Callable[[], Tensor] | None,
-        given: Tensor | None,
-        shape: Sequence[int],
-    ) -> Tensor | float:
-        """Reads b, which knows past batches only; then lets an average see this one."""
-        moves = self.training and torch.is_grad_enabled()
-        own = self.baseline if given is None else given
-        with torch.no_grad():
-            if isinstance(own, EMABaseline):
-                b = own.value.to(losses)
-                if moves:
-                    own.update(losses, _as_sample(active))
-                return b
-            if isinstance(own, ResidualBaseline):
-                r = residual() if residual is not None else losses
-                check_shape("residual()", r, shape, "one number for each token, as token_losses")
-                b = own(r.reshape(-1)).to(losses)
-                if moves:
-                    own.update(losses, r.reshape(-1), active)
-                return b
-            if isinstance(own, Tensor) and own.ndim > 0:
-                check_shape("baseline", own, shape, "one number for each token, as token_losses")
-                return own.detach().reshape(-1).to(losses)
-            return float(own)
 
     def get_extra_state(self) -> dict[str, Tensor]:
         """Returns what a moving average needs to go on; a `ResidualBaseline` is a submodule, with buffers."""
@@ -221,7 +217,9 @@ class Surrogate(nn.Module):
         return f"credit={self.credit!r}, weighted={self.weighted}"
 
 
-def _with_routers(value: Tensor, credit: Tensor, routings: Routings, emissions: Sequence[Emission]) -> Tensor:
+def _with_routers(
+    value: Tensor, credits: Sequence[Tensor], routings: Routings, emissions: Sequence[Emission]
+) -> Tensor:
     """Adds what trains the routers: score-function terms, which add gradient and no value, and balance losses.
 
     A layer that ran without a graph, while the losses have one, is being checkpointed; see `equipoise.nn._recompute`.
@@ -230,7 +228,7 @@ def _with_routers(value: Tensor, credit: Tensor, routings: Routings, emissions: 
     differentiable = value.requires_grad
     pending: list[Pending] = []
     for index, (layer, _, grad_enabled, compiled, _) in enumerate(emissions):
-        coefficient = credit if layer.score_function else None
+        coefficient = credits[index] if layer.score_function else None
         for balance_loss in layer.balance_losses.values():
             value = value + balance_loss
         if coefficient is not None and grad_enabled:
@@ -245,15 +243,11 @@ def _with_routers(value: Tensor, credit: Tensor, routings: Routings, emissions: 
 
 
 def _score_function(layer: Routing, coefficient: Float[Tensor, " T"]) -> Float[Tensor, ""]:
-    """Computes sum_i coefficient_i (log p(z_i) - the same, detached): 0, with the gradient of the first part."""
-    log_p_z = cast(Sample, layer.sample).at_z(layer.log_p)
+    """Computes sum_i coefficient_i (log p(z_i) - the same, detached): 0, with the gradient of the first part.
+
+    Of several experts, log p is that of all of them, in the order in which they were drawn.
+    """
+    log_p_z = layer.log_prob()
     # A row without credit has no term: its log p may be -inf.
     log_p_z = torch.where(coefficient != 0, log_p_z, 0.0)
     return (coefficient * (log_p_z - log_p_z.detach())).sum()
-
-
-def _as_sample(active: Bool[Tensor, " T"]) -> Sample:
-    """Says in the moving average's terms which rows to average over."""
-    z = torch.zeros_like(active, dtype=torch.int64)
-    weight = active.to(torch.float32)
-    return Sample(z, weight.unsqueeze(-1), active, weight)

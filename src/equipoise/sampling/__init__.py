@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling experts for rows: pure functions of logits and noise."""
 
+from equipoise.sampling._averaged import sample_averaged as sample_averaged
 from equipoise.sampling._gumbel_matching import Marginals as Marginals
 from equipoise.sampling._gumbel_matching import sample_gumbel_matching as sample_gumbel_matching
 from equipoise.sampling._independent import sample_independent as sample_independent
+from equipoise.sampling._rounds import DrawsWeighted as DrawsWeighted
+from equipoise.sampling._rounds import Rounds as Rounds
+from equipoise.sampling._rounds import rounds_log_prob as rounds_log_prob
+from equipoise.sampling._rounds import sample_rounds as sample_rounds
 from equipoise.sampling._sample import Sample as Sample
 from equipoise.sampling._skip import sample_skip as sample_skip

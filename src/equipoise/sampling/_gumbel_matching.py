@@ -8,11 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_one_of
-from equipoise.assignment import Assignment, assign, conditional_values
+from equipoise._core import check_capacity, check_one_of
+from equipoise.assignment import Assignment, assign, detour_costs
 from equipoise.balancing import sinkhorn
-from equipoise.ops import log_softmax
-from equipoise.sampling._proposal import keep_all, propose
+from equipoise.sampling._proposal import keep_all, mix_flat, propose
 from equipoise.sampling._sample import Sample
 
 Marginals = Literal["conditional", "sinkhorn", "proposal"]
@@ -28,6 +27,8 @@ def sample_gumbel_matching(
     mask: Bool[Tensor, "*batch n"] | None = None,
     sinkhorn_first: bool = False,
     marginals: Marginals = "conditional",
+    eps: float | int | Float[Tensor, "*#batch"] = 0.0,
+    coin: Float[Tensor, "*batch n"] | None = None,
 ) -> Sample:
     r"""Draws a balanced assignment: the best one for perturbed logits.
 
@@ -39,6 +40,22 @@ def sample_gumbel_matching(
     over balanced assignments, p(z) proportional to exp(sum_i a_{i z_i} / tau), eq. (5). Its marginals are intractable,
     but the probability of z_i = j given the other rows' noise is a softmax (appendix D.4), does not depend on the row's
     own noise, and serves in their place without bias.
+
+    That probability can be tiny where the router's is high, which makes importance weights huge. A mixture bounds them:
+    with probability eps, row i's logits are replaced by `prices`, which cancel what a row pays for an expert. Given the
+    other rows' noise and coins, and with d* what they lose by making room for row i,
+
+    .. math::
+        q_{ij} = (1 - \epsilon) \, \text{softmax}_j(a_{ij} / \tau - d^*_{ij})
+        + \epsilon \, \text{softmax}_j(\text{prices}_j - d^*_{ij}).
+
+    The assignment is balanced as before. The prices are those of sinkhorn(a / tau) at this capacity: a function of the
+    logits alone. (Those of the solved assignment depend on row i's own noise, and would make q wrong.) With slack an
+    expert below its capacity has price 0 and a free slot costs nothing, so that a row stays indifferent.
+
+    Bound: with u_j = prices_j - d*_ij and D_i the range of u over the k experts that row i can take, its flat component
+    is 1 / sum_l exp(u_l - u_j) >= 1 / (k exp(D_i)) for every j. Hence p/q <= p / (eps / (k exp(D_i))) <=
+    (k / eps) exp(D_i): D_i is how far the other rows' noise moves what experts cost from Sinkhorn's prices.
 
     Args:
         logits: unnormalised log-probabilities a; -inf forbids a pair. The proposal may be any: the router's logits, or
@@ -52,7 +69,9 @@ def sample_gumbel_matching(
         sinkhorn_first: match sinkhorn(a / tau) in place of a / tau. The same assignment where there is no slack.
         marginals: what `log_q` is. "conditional": the exact probability given the other rows' noise. "sinkhorn":
             sinkhorn(a / tau) at this capacity, which approximates the marginals. "proposal": softmax(a / tau), as if
-            nothing had been balanced.
+            nothing had been balanced. With eps > 0, the same of each component, mixed.
+        eps: the mixture weight, in [0, 1), one number or one for each problem; 0 where the temperature is 0.
+        coin: uniform numbers, one a row: rows below eps draw from the flat component. Needed where eps > 0.
 
     Returns:
         The sample; every row is kept.
@@ -71,16 +90,21 @@ def sample_gumbel_matching(
     """
     check_one_of("marginals", marginals, get_args(Marginals))
     proposal = propose(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
+    *batch, n, k = logits.shape
+    slots = check_capacity(capacity, batch, n, k, mask, logits.device)
+    proposal = mix_flat(proposal, eps, coin, [*batch, n], slots)
     scores = proposal.scores(gumbel)
-    a = assign(scores, capacity, mask=mask)
+    a = assign(scores, slots, mask=mask)
     if proposal.deterministic is True:
         log_q = torch.zeros_like(scores)  # one-hot below, whatever the marginals
     elif marginals == "conditional":
-        log_q = _conditional_log_q(scores, a, proposal.noise(gumbel)).to(proposal.logits.dtype)
-    elif marginals == "sinkhorn" and not (sinkhorn_first and capacity is None):  # else the proposal is just that
+        log_q = proposal.log_mixture(price_of_room(scores, a, proposal.logits.dtype))
+    elif marginals == "proposal" or (sinkhorn_first and capacity is None):  # the proposal has Sinkhorn's marginals
+        log_q = proposal.log_mixture()
+    elif proposal.flat is None:
         log_q = sinkhorn(proposal.logits, capacity, mask=mask).log_p
     else:
-        log_q = log_softmax(proposal.logits)
+        log_q = proposal.log_mixture(proposal.flat.prices.mT)
     log_q = proposal.log_q(log_q, a.z)
     kept, keep_weight = keep_all(mask, a.z, log_q.dtype)
     return Sample(
@@ -88,6 +112,12 @@ def sample_gumbel_matching(
     )
 
 
-def _conditional_log_q(scores: Tensor, a: Assignment, noise: Tensor) -> Tensor:
-    """Returns log q(z_i = j | A, G_-i), eq. (9): the softmax over j of v*|z_ij=1 - g_ij, where g_i cancels."""
-    return log_softmax(conditional_values(scores, a) - noise)
+def price_of_room(scores: Tensor, a: Assignment, dtype: torch.dtype) -> Tensor:
+    """Returns d*_jz for each row, [..., k, n]: what the other rows lose if the row takes expert j in place of z_i.
+
+    It does not depend on the row's own scores but for a constant (eq. 8), and q(z_i = j | A, G_-i) is the softmax over
+    j of the row's logits less this cost: v*|z_ij=1 - g_ij of eq. (9), where the row's own noise cancels.
+    """
+    *batch, n, k = scores.shape
+    taken = a.z.clamp_max(k - 1).unsqueeze(-2).expand(*batch, k, n)
+    return detour_costs(scores, a).to(dtype).gather(-1, taken)

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise.sampling._proposal import draw_each_row, keep_all, propose
+from equipoise.sampling._proposal import draw_each_row, keep_all, mix_flat, propose
 from equipoise.sampling._sample import Sample
 
 
@@ -17,6 +17,8 @@ def sample_independent(
     temperature: float | int | Float[Tensor, "*#batch"] = 1.0,
     mask: Bool[Tensor, "*batch n"] | None = None,
     sinkhorn_first: bool = False,
+    eps: float | int | Float[Tensor, "*#batch"] = 0.0,
+    coin: Float[Tensor, "*batch n"] | None = None,
 ) -> Sample:
     r"""Draws an expert for each row on its own.
 
@@ -25,6 +27,9 @@ def sample_independent(
 
     A pure function of logits and noise. No expert has a limit, so the counts are whatever they turn out to be.
 
+    With probability eps a row draws from the uniform distribution over the experts that are allowed to it, so that
+    q = (1 - eps) softmax(a / tau) + eps / k, and no importance weight exceeds k / eps.
+
     Args:
         logits: unnormalised log-probabilities a; -inf forbids a pair. The proposal may be any: the router's logits, or
             others.
@@ -32,6 +37,8 @@ def sample_independent(
         temperature: tau >= 0, one number or one for each problem. 0 takes the largest logit, without noise.
         mask: False for rows that take no expert (padding).
         sinkhorn_first: draw from sinkhorn(a / tau), whose columns sum to n / k, in place of softmax(a / tau).
+        eps: the mixture weight, in [0, 1), one number or one for each problem; 0 where the temperature is 0.
+        coin: uniform numbers, one a row: rows below eps draw from the uniform component. Needed where eps > 0.
 
     Returns:
         The sample; `log_q` is exact.
@@ -46,6 +53,7 @@ def sample_independent(
         section 2.
     """
     proposal = propose(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
+    proposal = mix_flat(proposal, eps, coin, [*logits.shape[:-1]])
     z, log_q = draw_each_row(proposal, gumbel)
     kept, keep_weight = keep_all(mask, z, log_q.dtype)
     return Sample(z, log_q, kept, keep_weight, mask, deterministic=proposal.deterministic)

@@ -4,7 +4,7 @@
 Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from equipoise._core import (
     check_broadcasts,
+    check_coin,
+    check_eps,
     check_floating,
     check_mask,
     check_matrix,
@@ -19,10 +21,33 @@ from equipoise._core import (
     check_shape,
     check_temperature,
     checked_choice,
+    checked_eps,
     checked_temperature,
 )
 from equipoise.balancing import sinkhorn
 from equipoise.ops import largest, log_softmax
+
+# The relative column error of the prices that a flat row sees.
+_PRICE_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """The second component of a mixture: with probability eps a row draws from logits that make it indifferent.
+
+    Attributes:
+        logits: `prices`, the same for every row, but -inf where the pair is forbidden to the row. What a row pays for
+            an expert cancels them, so that all that are allowed to it are about as likely; exactly where prices are 0
+            and no row competes with another.
+        prices: that the logits consist of, [..., 1, k]; a function of the proposal's logits, never of the noise.
+        eps: the probability, [...] or [].
+        drawn: the rows that draw from it.
+    """
+
+    logits: Float[Tensor, "*batch n k"]
+    prices: Float[Tensor, "..."]
+    eps: Float[Tensor, "..."]
+    drawn: Bool[Tensor, "..."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +58,57 @@ class Proposal:
         logits: a / tau, or log of its Sinkhorn balancing; unnormalised unless it was balanced. At least float32.
         deterministic: whether tau = 0, for all problems or for each; the logits are then a itself, and take no noise.
         mask: rows that take an expert; None for all of them.
+        flat: what is mixed in; None for nothing.
     """
 
     logits: Float[Tensor, "*batch n k"]
     deterministic: bool | Bool[Tensor, "..."]
     mask: Bool[Tensor, "*batch n"] | None
+    flat: Flat | None = None
 
-    def scores(self, gumbel: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
-        """Perturbs the logits: s = a / tau + g, and s = a where tau = 0."""
+    def scores(self, gumbel: Float[Tensor, "*draws n k"]) -> Float[Tensor, "*draws n k"]:
+        """Perturbs the logits: s = a / tau + g, with the flat logits for a where the coin says so; s = a if tau = 0."""
         if self.deterministic is True:
-            return self.logits
-        return self.logits + self.noise(gumbel)
+            return self.logits.expand(gumbel.shape)
+        logits = self.logits
+        if self.flat is not None:
+            logits = torch.where(self.flat.drawn.unsqueeze(-1), self.flat.logits, logits)
+        return logits + self.noise(gumbel)
 
-    def noise(self, gumbel: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
+    def noise(self, gumbel: Float[Tensor, "*draws n k"]) -> Float[Tensor, "*draws n k"]:
         """Returns the noise as it was added: 0 where tau = 0."""
         if isinstance(self.deterministic, bool):
             return torch.zeros_like(gumbel) if self.deterministic else gumbel
         return gumbel * ~self.deterministic[..., None, None]
+
+    def log_mixture(self, cost: Float[Tensor, "..."] | None = None) -> Float[Tensor, "*draws n k"]:
+        """Computes (1 - eps) softmax_j(a_ij / tau - cost_ij) + eps softmax_j(flat_ij - cost_ij), as a logarithm.
+
+        The one formula behind every sampler: it draws the expert where a / tau + g - cost, or flat + g - cost, is
+        largest, by the Gumbel-max trick. Nothing competes with an independent row: no cost. In Gumbel-Matching
+        cost_ij = d*_jz, what the other rows lose by making room for row i at j. Costs come with rows last, [..., k, n]
+        or [..., k, 1], where operations on a few experts are vectorised; inf is an expert that is out of reach.
+        """
+        main = _log_softmax_less(self.logits, cost)
+        if self.flat is None:
+            return main
+        flat = _log_softmax_less(self.flat.logits, cost)
+        eps = self.flat.eps[..., None, None]
+        return torch.logaddexp(main + (-eps).log1p(), flat + eps.log())
+
+    def over_draws(self) -> "Proposal":
+        """Puts a dimension of size 1 in front of the rows, over which m draws broadcast."""
+        cold = self.deterministic
+        flat = self.flat
+        if flat is not None:
+            prices = flat.prices.unsqueeze(-3)
+            flat = replace(flat, logits=flat.logits.unsqueeze(-3), prices=prices, eps=flat.eps.unsqueeze(-1))
+        return Proposal(
+            self.logits.unsqueeze(-3),
+            cold if isinstance(cold, bool) else cold.unsqueeze(-1),
+            None if self.mask is None else self.mask.unsqueeze(-2),
+            flat,
+        )
 
     def log_q(self, log_q: Float[Tensor, "*batch n k"], z: Int[Tensor, "*batch n"]) -> Float[Tensor, "*batch n k"]:
         """Puts in what was really used: one-hot at z where tau = 0, rows of 0 where masked."""
@@ -62,6 +121,10 @@ class Proposal:
         return log_q if self.mask is None else torch.where(self.mask.unsqueeze(-1), log_q, 0.0)
 
 
+def _log_softmax_less(logits: Tensor, cost: Tensor | None) -> Tensor:
+    return log_softmax(logits) if cost is None else torch.log_softmax(logits.mT - cost, -2).mT
+
+
 def propose(
     logits: Tensor, gumbel: Tensor, temperature: float | int | Tensor, mask: Tensor | None, *, sinkhorn_first: bool
 ) -> Proposal:
@@ -71,6 +134,13 @@ def propose(
     """
     check_matrix("logits", logits)
     check_shape("gumbel", gumbel, logits.shape, "one number for each entry of logits")
+    return propose_for_draws(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
+
+
+def propose_for_draws(
+    logits: Tensor, gumbel: Tensor, temperature: float | int | Tensor, mask: Tensor | None, *, sinkhorn_first: bool
+) -> Proposal:
+    """Does the same for noise whose shape was checked, with dimensions that the logits need not have."""
     check_floating("gumbel", gumbel)
     check_same_device("gumbel", gumbel, "logits", logits)
     check_mask(mask, logits.shape[:-1])
@@ -84,6 +154,61 @@ def propose(
     if sinkhorn_first:
         logits = sinkhorn(logits, mask=mask).log_p
     return Proposal(logits, deterministic, mask)
+
+
+def mix_flat(
+    proposal: Proposal, eps: float | int | Tensor, coin: Tensor | None, shape: list[int], slots: Tensor | None = None
+) -> Proposal:
+    """Mixes the flat component in, with probability eps for each row.
+
+    Args:
+        proposal: what to mix with.
+        eps: one number, or one for each problem; 0 leaves the proposal as it is.
+        coin: uniform numbers of this shape; rows below eps draw from the flat component.
+        shape: [..., n], or more dimensions in front of the rows than the proposal has.
+        slots: capacities int64 [..., k] that rows compete for; the prices are then Sinkhorn's for them, of the
+            proposal's logits. None where rows do not compete: the prices are 0.
+
+    Returns:
+        The mixture.
+    """
+    weight = _resolve_eps(eps, proposal)
+    if weight is None:
+        return proposal
+    coin = check_coin(coin, shape, proposal.logits)
+    if isinstance(eps, Tensor) and not torch.compiler.is_compiling() and not bool(weight.any()):
+        return proposal
+    a = proposal.logits
+    prices = a.new_zeros([]) if slots is None else _prices(a, slots, proposal.mask)
+    # Keeps NaN and infinities as they are: forbidden pairs stay forbidden, and what is illegal is found out.
+    logits = torch.where(a.isfinite(), prices, a)
+    extra = coin.ndim - (a.ndim - 1)
+    drawn = coin < weight.reshape([*weight.shape, *[1] * (extra + 1)])
+    return replace(proposal, flat=Flat(logits, prices, weight, drawn))
+
+
+def _prices(logits: Tensor, slots: Tensor, mask: Tensor | None) -> Tensor:
+    """Sinkhorn's prices, [..., 1, k]: a function of the logits alone, so that they say nothing about a row's noise.
+
+    Any such function would be exact. These make rows that see them as logits indifferent on average, and a part in a
+    thousand is far less than the noise of the other rows moves what a row pays.
+    """
+    return sinkhorn(logits, slots, mask=mask, tolerance=_PRICE_TOLERANCE).prices.to(logits.dtype).unsqueeze(-2)
+
+
+def _resolve_eps(eps: float | int | Tensor, proposal: Proposal) -> Tensor | None:
+    """Returns the mixture weight, [...] or [], in the dtype of the logits; None where it is the number 0."""
+    logits, cold = proposal.logits, proposal.deterministic
+    if not isinstance(eps, Tensor):
+        check_eps(eps, cold is True)
+        if eps == 0:
+            return None
+        weight = torch.full([], eps, dtype=logits.dtype, device=logits.device)
+        return checked_eps(weight, cold) if isinstance(cold, Tensor) else weight
+    check_broadcasts("eps", eps, logits.shape[:-2])
+    if isinstance(cold, bool):
+        cold = torch.ones([], dtype=torch.bool, device=eps.device) if cold else None
+    return checked_eps(eps.detach(), cold).to(logits)
 
 
 def _resolve_temperature(
@@ -113,7 +238,7 @@ def draw_each_row(proposal: Proposal, gumbel: Float[Tensor, "*batch n k"]) -> tu
         z = torch.where(proposal.mask, z, gumbel.shape[-1])
     z = checked_choice(z, best)
     # A masked row's z matches no column, so the one-hot row is all -inf until the mask puts 0.
-    return z, proposal.log_q(log_softmax(proposal.logits), z)
+    return z, proposal.log_q(proposal.log_mixture(), z)
 
 
 def keep_all(mask: Tensor | None, z: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

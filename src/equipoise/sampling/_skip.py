@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise._core import check_capacity, check_floating, check_same_device, check_shape, checked_slots
 from equipoise.ops import count_groups, rank_within_groups
-from equipoise.sampling._proposal import draw_each_row, propose
+from equipoise.sampling._proposal import draw_each_row, mix_flat, propose
 from equipoise.sampling._sample import Sample
 
 
@@ -23,6 +23,8 @@ def sample_skip(
     capacity: int | Sequence[int] | Int[Tensor, "..."] | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
     sinkhorn_first: bool = False,
+    eps: float | int | Float[Tensor, "*#batch"] = 0.0,
+    coin: Float[Tensor, "*batch n"] | None = None,
 ) -> Sample:
     r"""Draws an expert for each row on its own, then keeps at most c_j rows of expert j, chosen uniformly.
 
@@ -34,6 +36,9 @@ def sample_skip(
     is as likely as any other of its size, whatever the order of the batch. Equal priorities go by position.
     O(n log n) for the order, and no n x k table of who is where.
 
+    With probability eps a row draws from the uniform distribution over the experts that are allowed to it, so that
+    q = (1 - eps) softmax(a / tau) + eps / k >= eps / k, and p/q <= k / eps.
+
     Args:
         logits: unnormalised log-probabilities a; -inf forbids a pair. The proposal may be any: the router's logits, or
             others.
@@ -44,6 +49,8 @@ def sample_skip(
             for each expert, or one for each problem and expert.
         mask: False for rows that take no expert (padding).
         sinkhorn_first: draw from sinkhorn(a / tau), whose columns sum to n / k, in place of softmax(a / tau).
+        eps: the mixture weight, in [0, 1), one number or one for each problem; 0 where the temperature is 0.
+        coin: uniform numbers, one a row: rows below eps draw from the uniform component. Needed where eps > 0.
 
     Returns:
         The sample. `log_q` is exact; `keep_weight` is the inverse of the probability of being kept.
@@ -66,6 +73,7 @@ def sample_skip(
     slots = check_capacity(capacity, batch, n, k, mask, logits.device)
     if capacity is not None:
         slots = checked_slots(slots)
+    proposal = mix_flat(proposal, eps, coin, [*batch, n])
     z, log_q = draw_each_row(proposal, gumbel)
     kept, keep_weight = _subsample(z, priority, slots, log_q.dtype, masked=mask is not None)
     return Sample(z, log_q, kept, keep_weight, mask, slots, proposal.deterministic)

@@ -30,11 +30,30 @@ def conditional_batch(
     k = scores.shape[2]
     cost, p = np.empty((k, k)), np.empty(k)
     for b in range(start, stop):
-        _move_cost(scores[b], z[b], free[b], cost)
-        _relax(cost, prices[b], p)
-        _reduce(cost, p)
-        _shortest_paths(cost)
+        _reduced_detours(scores[b], z[b], free[b], prices[b], cost, p)
         _fill(scores[b], z[b], mask[b], value[b], p, cost, out[b])
+
+
+@jit
+def detour_batch(scores: Scores, z: Counts, free: Counts, prices: Floats, start: int, stop: int, out: Floats) -> None:
+    """Writes the cost of taking a slot at j and giving one back at j' for problems `start` to `stop`."""
+    k = scores.shape[2]
+    p = np.empty(k)
+    for b in range(start, stop):
+        cost = out[b]
+        _reduced_detours(scores[b], z[b], free[b], prices[b], cost, p)
+        for j in range(k):
+            for to in range(k):
+                cost[j, to] += p[j] - p[to]
+
+
+@jit
+def _reduced_detours(scores: Scores, z: Counts, free: Counts, start: Floats, cost: Floats, p: Floats) -> None:
+    """Fills in shortest paths over reduced costs, and the prices they are reduced by."""
+    _move_cost(scores, z, free, cost)
+    _relax(cost, start, p)
+    _reduce(cost, p)
+    _shortest_paths(cost)
 
 
 @jit_vector

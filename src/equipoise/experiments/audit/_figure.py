@@ -66,10 +66,11 @@ def _draw_panel(axes: Axes, outcomes: Sequence[Outcome], group: str) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     marks: list[tuple[float, float, str, Verdict]] = []
-    for outcome in outcomes:
+    # Baselines have a figure of their own; here they are shown if there is nothing else.
+    for outcome in [o for o in outcomes if o.baseline == "none"] or outcomes:
         finding, verdict = findings(outcome)[group], judge_outcome(outcome).verdict
         y = _draw_mark(axes, finding, verdict)
-        marks.append((finding.deviation, y, outcome.strategy.name, verdict))
+        marks.append((finding.deviation, y, outcome.name, verdict))
     _frame(axes, [(x, y) for x, y, _, _ in marks])
     _label(axes, sorted(marks, key=lambda mark: mark[1]))
     axes.set_title(f"gradient of the {group}", loc="left", fontsize=9, fontweight="bold")
@@ -98,7 +99,7 @@ def _frame(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     """Leaves room for the arrows below and the names at the right."""
     xs, ys = zip(*points, strict=True)
     span = max(max(xs) / min(xs), 2.0)
-    axes.set_xlim(min(xs) / span**0.12, max(xs) * span**0.5)
+    axes.set_xlim(min(xs) / span**0.12, max(xs) * span**0.8)
     axes.set_ylim(min(ys) / 4.0, max(ys) * 2.5)
     axes.xaxis.set_major_locator(FixedLocator([digit * 10.0**power for power in range(-4, 5) for digit in _TICKS]))
     axes.xaxis.set_minor_locator(FixedLocator([]))
@@ -114,7 +115,7 @@ def _label(axes: Axes, marks: Sequence[tuple[float, float, str, Verdict]]) -> No
     lowest, highest = (math.log10(bound) for bound in axes.get_ylim())
     heights = _spread([math.log10(y) for _, y, _, _ in marks], _LABEL_HEIGHT * (highest - lowest))
     left, right = axes.get_xlim()
-    column = right / (right / left) ** 0.17
+    column = right / (right / left) ** 0.28
     for (x, y, name, verdict), height in zip(marks, heights, strict=True):
         colour = _LOOK[verdict][0]
         axes.plot([x, column], [y, 10.0**height], color=colour, linewidth=0.5, zorder=1)

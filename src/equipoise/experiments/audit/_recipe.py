@@ -12,11 +12,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_iterations, check_one_of, check_temperature
+from equipoise._core import check_capacity_factor, check_iterations, check_one_of, check_temperature
 from equipoise.estimators import STRATEGIES
 from equipoise.reference import exact_gradient
 
-Baseline = Literal["none", "leave-one-out"]
+Baseline = Literal["none", "ema", "expert-mean", "critic", "residual", "leave-one-out", "draws"]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+
+# Strategies on which every baseline is shown by default: one that draws rows independently, one that drops, one that
+# balances.
+_SHOWN_ON = ("sample", "skip-iw", "gm-iw-mix")
+# The share of the draws that those get: what a baseline leaves varies less, and is resolved sooner.
+_SHARE = 2
+# Standard deviation of the noise through which features and residuals show the losses.
+_BLUR = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,29 +34,39 @@ class Audit:
 
     Attributes:
         strategies: names in `STRATEGIES`, or package.module:name.
+        baselines: names in `BASELINES`, each used with every strategy. None: "none" with every strategy, and the others
+            with three that stand for all, on half of the draws.
         n: rows.
         k: experts, at least 2.
-        capacity: rows an expert may process; None: ceil(n / k).
+        capacity: rows an expert may process; None: ceil(n / k), or by the factor.
+        capacity_factor: slack, for a capacity of ceil(capacity_factor * n / k).
         temperature: of the proposal.
         sharpness: standard deviation of the router's logits.
+        row_effect: mean and standard deviation of a loss that a row has whatever its expert, beside one of standard
+            deviation 1 for each pair. It does not change the exact gradient; baselines are there to remove it.
+        eps: mixture weight in place of that of the strategies that mix; None leaves it.
+        solves: solves in place of those of the strategies that average; None leaves them.
         draws: samples of the whole batch, for each strategy.
         seed: of the problem and the noise.
         sinkhorn_first: balance the proposal in expectation before sampling.
         importance: whether the ratio p/q is part of the weights.
-        baseline: "none", or the mean loss of the other rows that were kept.
     """
 
     strategies: tuple[str, ...] = tuple(STRATEGIES)
+    baselines: tuple[str, ...] | None = None
     n: int = 8
     k: int = 2
     capacity: int | None = None
+    capacity_factor: float | None = None
     temperature: float = 1.0
     sharpness: float = 1.0
+    row_effect: float = 1.0
+    eps: float | None = None
+    solves: int | None = None
     draws: int = 500_000
     seed: int = 0
     sinkhorn_first: bool = False
     importance: bool = True
-    baseline: Baseline = "none"
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
@@ -56,29 +75,61 @@ class Audit:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}: raise it")
         if self.capacity is not None:
             check_iterations("capacity", self.capacity)
+            if self.capacity_factor is not None:
+                raise ValueError(
+                    f"capacity_factor must not be given beside capacity, got {self.capacity_factor} and "
+                    f"{self.capacity}: leave one of them out"
+                )
+        check_capacity_factor("capacity_factor", self.capacity_factor)
         check_temperature(self.temperature, positive=self.sinkhorn_first)
-        if not 0 <= self.sharpness < math.inf:
-            raise ValueError(f"sharpness must be finite and >= 0, got {self.sharpness}: 1 is usual, 0 is a flat router")
-        check_one_of("baseline", self.baseline, get_args(Baseline))
-        if not self.strategies:
-            raise ValueError(f"strategies must name at least one, got none: choose from {', '.join(STRATEGIES)}")
+        for name, remedy in (("sharpness", "1 is usual, 0 is a flat router"), ("row_effect", "0 is none")):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}: {remedy}")
+        for baseline in self.baselines or ():
+            check_one_of("baseline", baseline, BASELINES)
+        for name, known in (("strategies", STRATEGIES), ("baselines", BASELINES)):
+            if getattr(self, name) == ():
+                raise ValueError(f"{name} must name at least one, got none: choose from {', '.join(known)}")
+
+    @property
+    def slots(self) -> int:
+        """Rows that an expert may process."""
+        if self.capacity is not None:
+            return self.capacity
+        return math.ceil((self.capacity_factor or 1.0) * self.n / self.k)
+
+    def cases(self) -> list[tuple[str, Baseline, int]]:
+        """Lists what is measured: the name of a strategy, a baseline, and the draws of the whole batch."""
+        strategies = list(dict.fromkeys(self.strategies))
+        if self.baselines is not None:
+            return [(s, b, self.draws) for b in BASELINES if b in self.baselines for s in strategies]
+        plain: list[tuple[str, Baseline, int]] = [(s, "none", self.draws) for s in strategies]
+        shown = [s for s in _SHOWN_ON if s in strategies]
+        return plain + [(s, b, max(self.draws // _SHARE, 2)) for s in shown for b in BASELINES[1:]]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A router and a loss for each pair, both standard normal (the router times the sharpness), in float64.
 
+    The losses of a row have a part in common: normal, of mean and standard deviation `row_effect`.
+
     Attributes:
         logits: a, the router's.
         losses: f(x_i, j), which stand for the parameters of the experts too.
         exact: the gradient of E[(1/n) sum_i f(x_i, z_i)] by the logits, then by the losses, flattened.
         noise_seed: where every strategy's noise starts, the same for all.
+        features: what a critic sees of each row: its losses at all experts, blurred by noise of sd 1/2.
+        residual: what the residual baseline sees: the mean of a row's losses over experts, blurred in the same way; it
+            stands for the loss of a point whose expert is left out.
     """
 
     logits: Float[Tensor, "n k"]
     losses: Float[Tensor, "n k"]
     exact: Float[Tensor, " m"]
     noise_seed: int
+    features: Float[Tensor, "n k"]
+    residual: Float[Tensor, " n"]
 
 
 def draw_problem(audit: Audit) -> Problem:
@@ -96,10 +147,17 @@ def draw_problem(audit: Audit) -> Problem:
         torch.Size([16])
     """
     generator = torch.Generator().manual_seed(audit.seed)
-    logits, losses = torch.randn(2, audit.n, audit.k, generator=generator, dtype=torch.float64).unbind(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    logits, losses = normal(2, audit.n, audit.k).unbind(0)
+    noise_seed = int(torch.randint(2**62, (), generator=generator))
+    losses = losses + audit.row_effect * (1.0 + normal(audit.n, 1))
+    features = losses + _BLUR * normal(audit.n, audit.k)
+    residual = losses.mean(-1) + _BLUR * normal(audit.n)
     logits = (audit.sharpness * logits).requires_grad_()
     losses = losses.clone().requires_grad_()
     gradients = exact_gradient(logits.log_softmax(-1), losses, [logits, losses])
     exact = torch.cat([gradient.flatten() for gradient in gradients])
-    noise_seed = int(torch.randint(2**62, (), generator=generator))
-    return Problem(logits.detach(), losses.detach(), exact, noise_seed)
+    return Problem(logits.detach(), losses.detach(), exact, noise_seed, features, residual)

@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.experiments.audit._baselines import DRAWS
 from equipoise.experiments.audit._draws import Outcome
 from equipoise.experiments.audit._recipe import Audit, Problem
 from equipoise.experiments.audit._statistics import (
@@ -135,28 +136,33 @@ def _strategy_figures(audit: Audit, outcome: Outcome) -> dict[str, Any]:
     group, entry = divmod(judgement.component, audit.n * audit.k)
     return {
         "name": outcome.strategy.name,
+        "baseline": outcome.baseline,
+        "draws": outcome.draws,
+        "estimates": evidence.draws,
         "label": outcome.strategy.label,
         "claimed_unbiased": outcome.claimed,
         **asdict(judgement),
         "component": {"of": GROUPS[group], "row": entry // audit.k, "expert": entry % audit.k},
         **by_group,
-        "effective_sample_size": outcome.effective * audit.draws * audit.n,
+        "effective_sample_size": outcome.effective * outcome.draws * audit.n,
         "effective_fraction": outcome.effective,
         "largest_weight": outcome.largest_weight,
         "possible_weight": outcome.possible_weight,
         "fraction_dropped": outcome.dropped,
         "seconds_per_draw": outcome.seconds,
+        "seconds_per_estimate": outcome.step_seconds,
     }
 
 
 def describe(audit: Audit) -> str:
     """The run in one line, for titles."""
-    capacity = -(-audit.n // audit.k) if audit.capacity is None else audit.capacity
-    parts = [f"n = {audit.n}, k = {audit.k}, capacity {capacity}, temperature {audit.temperature:g}"]
+    parts = [f"n = {audit.n}, k = {audit.k}, capacity {audit.slots}, temperature {audit.temperature:g}"]
     parts += [f"logits of sd {audit.sharpness:g}, {audit.draws:,} draws, seed {audit.seed}"]
+    parts += [f"row effect {audit.row_effect:g}"]
+    parts += [] if audit.eps is None else [f"eps {audit.eps:g}"]
+    parts += [] if audit.solves is None else [f"{audit.solves} solves"]
     parts += ["Sinkhorn first"] if audit.sinkhorn_first else []
     parts += [] if audit.importance else ["no importance weights"]
-    parts += [] if audit.baseline == "none" else [f"{audit.baseline} baseline"]
     return ", ".join(parts)
 
 
@@ -168,40 +174,55 @@ def audit_table(audit: Audit, outcomes: Sequence[Outcome]) -> Table:
         f"found from: a bias this large would have been found with probability {POWER:g}; "
         f"unbiased needs {TOLERANCE:g} or less, and a claim.\n"
         "more draws: to resolve that, or, without a claim, to find a bias as large as it now looks.\n"
-        "ESS: effective sample size, as a fraction of the rows. weight: the largest, and the largest p/q possible."
+        "ESS: effective sample size, as a fraction of the rows. weight: the largest, and the largest p/q possible.\n"
+        "time: of the processor, for one estimate, backward included and the experts' own work left out.\n"
+        f"+ draws: an estimate is the mean of {DRAWS} draws of the batch."
     )
     title = f"Audit: {describe(audit)}"
     table = Table(title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
     table.add_column("strategy", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     headings = ("more\ndraws", "z\n(limit)", "bias\nrouter", "bias\nexperts", "found\nfrom", "sd\nrouter")
-    for heading in (*headings, "sd\nexperts", "ESS", "weight\nseen", "weight\npossible", "dropped", "time\na draw"):
+    for heading in (*headings, "sd\nexperts", "ESS", "weight\nseen", "weight\npossible", "dropped", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for outcome in outcomes:
-        table.add_row(*_row(audit, outcome))
+    for i, outcome in enumerate(outcomes):
+        # A rule where the baselines begin, and where the next strategy's do.
+        last = i + 1 < len(outcomes) and _part(outcomes[i + 1]) != _part(outcome)
+        table.add_row(*_row(outcome), end_section=last)
     return table
 
 
-def verdict_text(audit: Audit, judgement: Judgement) -> str:
-    """The verdict, with what it would take where there is none, and the baseline it is a verdict about."""
+def _part(outcome: Outcome) -> str:
+    return "" if outcome.baseline == "none" else outcome.strategy.name
+
+
+def verdict_text(outcome: Outcome) -> str:
+    """The verdict, with what it would take where there is none."""
+    judgement = judge_outcome(outcome)
     text = judgement.verdict
     if text == "undecided":
         more = judgement.more_draws
-        text += ": no trace of bias" if more is None else f": needs {_round_up(more)} more draws"
-    return text if audit.baseline == "none" else f"{text} ({audit.baseline})"
+        text += (
+            ": no trace of bias" if more is None else f": needs {_round_up(more * _per_estimate(outcome))} more draws"
+        )
+    return text
 
 
-def _row(audit: Audit, outcome: Outcome) -> list[Text]:
+def _per_estimate(outcome: Outcome) -> int:
+    return outcome.draws // outcome.evidence.draws
+
+
+def _row(outcome: Outcome) -> list[Text]:
     judgement, found = judge_outcome(outcome), findings(outcome)
     router, experts = found["router"], found["experts"]
     possible = "-" if outcome.possible_weight is None else f"{outcome.possible_weight:.3g}"
-    more = _round_up(judgement.more_draws) if judgement.more_draws else "-"
+    more = _round_up(judgement.more_draws * _per_estimate(outcome)) if judgement.more_draws else "-"
     cells = [more, f"{judgement.z:.1f} ({judgement.z_limit:.1f})", f"{router.bias:.4f}", f"{experts.bias:.4f}"]
     cells += [f"{judgement.detectable:.2g}", f"{router.deviation:.2f}", f"{experts.deviation:.2f}"]
     cells += [f"{outcome.effective:.2f}", f"{outcome.largest_weight:.3g}", possible]
-    cells += [f"{outcome.dropped:.1%}", format_seconds(outcome.seconds)]
+    cells += [f"{outcome.dropped:.1%}", format_seconds(outcome.step_seconds)]
     verdict = Text(judgement.verdict, style=_STYLES[judgement.verdict])
-    return [Text(outcome.strategy.name), verdict, *map(Text, cells)]
+    return [Text(outcome.name), verdict, *map(Text, cells)]
 
 
 def _round_up(count: int) -> str:

@@ -6,6 +6,7 @@ Legend: T tokens, E experts, K experts a token.
 
 import functools
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,14 +21,21 @@ from equipoise.experiments.bench._environment import environment
 from equipoise.experiments.bench._layer_models import LayerSize, Model, build_dense, build_moe, build_peer, peer_missing
 from equipoise.experiments.bench._ledger import Ledger, Measurement, Records, Step
 from equipoise.experiments.bench._probes import probe_layer_memory
-from equipoise.experiments.bench._timing import best_of_each, num_threads
+from equipoise.experiments.bench._timing import num_threads, times_of_each
 from equipoise.nn import ROUTERS, MoE, Surrogate, capture
 
 NAME = "bench-layer"
 # The routers that the limits compare, with the capacity factor that each is compared at.
 CONTENDERS = {"switch": 1.25, "gm-iw": 1.0, "skip-iw": 1.0}
 # The memory of each is held against the dense layer behind it: same kind, same width of what a token passes through.
-MEMORY = {"switch": "dense", "gm-iw": "dense", "skip-iw": "dense", "topk-1": "dense-swiglu", "topk-2": "dense-swiglu-2"}
+# The router `dense` passes every token through all experts, and is no sparse layer.
+MEMORY = {
+    **{name: "dense" for name in ROUTERS if name != "dense"},
+    "topk-1": "dense-swiglu",
+    "topk-2": "dense-swiglu-2",
+}
+# In the figures of a comparison, behind the name of a layer: the median over the rounds, beside the best.
+MEDIAN = " (median)"
 PEER_MODES = ("grouped_mm", "eager", "batched_mm")
 # batched_mm gathers the weights of every token's experts; beyond this it is not tried.
 _PEER_BYTES = 500_000_000
@@ -127,10 +135,12 @@ def open_layer_ledger(bench: LayerBench, out: Path, *, resume: bool) -> Ledger:
     Args:
         bench: the run; its fields are stored, and a resumed run must have the same.
         out: folder of the results.
-        resume: keep what an earlier, interrupted run has measured.
+        resume: keep what an earlier, interrupted run has measured; what it could not measure is tried again.
     """
     header = {"command": "equipoise bench layer", "options": asdict(bench), "environment": environment()}
-    return Ledger(out / f"{NAME}.json", {**header, "resumed": resume}, resume=resume)
+    ledger = Ledger(out / f"{NAME}.json", {**header, "resumed": resume}, resume=resume)
+    ledger.records = {key: record for key, record in ledger.records.items() if record.status == "measured"}
+    return ledger
 
 
 def _contenders(bench: LayerBench, threads: int, records: Records) -> Measurement:
@@ -141,8 +151,7 @@ def _contenders(bench: LayerBench, threads: int, records: Records) -> Measuremen
     for name, factor in CONTENDERS.items():
         layer = build_moe(bench.size, bench.seed, router=name, capacity_factor=factor)
         calls[name] = functools.partial(training_step, layer, x, grad)
-    with num_threads(threads):
-        return Measurement(repeats=bench.repeats, figures=best_of_each(calls, bench.repeats))
+    return Measurement(repeats=bench.repeats, figures=_timed(bench, threads, calls))
 
 
 def _router_share(bench: LayerBench, threads: int, name: str, records: Records) -> Measurement:
@@ -156,8 +165,7 @@ def _router_share(bench: LayerBench, threads: int, name: str, records: Records) 
         "router": functools.partial(_routing_step, layer, x),
         "layer": functools.partial(training_step, whole, x, grad),
     }
-    with num_threads(threads):
-        return Measurement(repeats=bench.repeats, figures=best_of_each(calls, bench.repeats))
+    return Measurement(repeats=bench.repeats, figures=_timed(bench, threads, calls))
 
 
 def _peers(bench: LayerBench, threads: int, k: int, records: Records) -> Measurement:
@@ -172,11 +180,18 @@ def _peers(bench: LayerBench, threads: int, k: int, records: Records) -> Measure
     blocks = {mode: build_peer(ours, mode) for mode in modes}
     calls: dict[str, Callable[[], Any]] = {"ours": functools.partial(plain_step, ours, x, grad)}
     calls |= {mode: functools.partial(plain_step, block, x, grad) for mode, block in blocks.items()}
-    with num_threads(threads):
-        figures = best_of_each(calls, bench.repeats)
+    figures = _timed(bench, threads, calls)
     figures["difference"] = max(_difference(ours, block, x) for block in blocks.values())
     note = "" if len(modes) == len(PEER_MODES) else f"batched_mm would copy {_batched_bytes(bench, k) / 1e9:.0f} GB"
     return Measurement(repeats=bench.repeats, figures=figures, note=note)
+
+
+def _timed(bench: LayerBench, threads: int, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Times calls in turns: the best of each, which counts, and the median, which tells how quiet the machine was."""
+    with num_threads(threads):
+        times = times_of_each(calls, bench.repeats)
+    best = {name: min(seconds) for name, seconds in times.items()}
+    return best | {name + MEDIAN: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def _memory(bench: LayerBench, name: str, records: Records) -> Measurement:
@@ -196,7 +211,7 @@ def named_layer(name: str, size: LayerSize, seed: int) -> Model:
         return build_dense(wide, kind=kind or "mlp")
     if name.startswith("topk-"):
         return build_moe(size, seed, router="topk", top_k=int(name.removeprefix("topk-")), experts="swiglu")
-    return build_moe(size, seed, router=name, capacity_factor=CONTENDERS[name])
+    return build_moe(size, seed, router=name, capacity_factor=_factor(name))
 
 
 def plain_step(layer: Model, x: Float[Tensor, "T dim"], grad: Float[Tensor, "T dim"]) -> None:

@@ -4,7 +4,8 @@
 Legend: T tokens, E experts, K experts a token.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rich.text import Text
 from equipoise.experiments.bench._layer import (
     CONTENDERS,
     LAYER_RECIPES,
+    MEDIAN,
     MEMORY,
     NAME,
     PEER_MODES,
@@ -34,21 +36,21 @@ MEMORY_LIMIT = 1.6
 _OURS = tuple(name for name in CONTENDERS if name != "switch")
 
 
-def times_switch(records: Records, threads: int, name: str) -> float | None:
+def times_switch(records: Records, threads: int, name: str, *, median: bool = False) -> float | None:
     """The time of a training step of a layer ("dense", "gm-iw", "skip-iw") divided by that of `switch`."""
-    figures = _figures(records, layer_key(threads, "contenders"))
+    figures = _figures(records, layer_key(threads, "contenders"), median=median)
     return figures[name] / figures["switch"] if figures else None
 
 
-def router_share(records: Records, threads: int, name: str) -> float | None:
+def router_share(records: Records, threads: int, name: str, *, median: bool = False) -> float | None:
     """The time of a router, forward and backward, divided by that of the layer."""
-    figures = _figures(records, layer_key(threads, f"router {name}"))
+    figures = _figures(records, layer_key(threads, f"router {name}"), median=median)
     return figures["router"] / figures["layer"] if figures else None
 
 
-def times_peer(records: Records, threads: int, k: int) -> float | None:
+def times_peer(records: Records, threads: int, k: int, *, median: bool = False) -> float | None:
     """Our time with `topk` divided by the peer's in the fastest of its modes."""
-    figures = _figures(records, layer_key(threads, f"peer {k}"))
+    figures = _figures(records, layer_key(threads, f"peer {k}"), median=median)
     return figures["ours"] / min(figures[mode] for mode in PEER_MODES if mode in figures) if figures else None
 
 
@@ -85,16 +87,16 @@ def layer_verdicts(bench: LayerBench, records: Records) -> list[Verdict]:
         label = _threads(threads)
         for name in _OURS:
             title = f"{label}: {name} at capacity factor {CONTENDERS[name]:g}, times switch at {CONTENDERS['switch']:g}"
-            found.append((title, times_switch(records, threads, name), SWITCH_LIMIT, ""))
+            found.append(_held(title, SWITCH_LIMIT, functools.partial(times_switch, records, threads, name)))
         shares = {name: router_share(records, threads, name) for name in bench.routers}
         known = {name: share for name, share in shares.items() if share is not None}
         worst = max(known, key=lambda name: known[name], default="")
         title = f"{label}: largest share of a router in its layer" + (f" ({worst})" if worst else "")
-        found.append((title, known.get(worst), ROUTER_LIMIT, ""))
+        found.append(_held(title, ROUTER_LIMIT, functools.partial(router_share, records, threads, worst)))
         for k in bench.top_ks:
             note = records.get(layer_key(threads, f"peer {k}"), Measurement()).note
             title = f"{label}: topk with K = {k}, times transformers in its fastest mode"
-            found.append((title, times_peer(records, threads, k), PEER_LIMIT, note))
+            found.append(_held(title, PEER_LIMIT, functools.partial(times_peer, records, threads, k), note))
     if bench.memory:
         for name in MEMORY:
             title = f"peak memory of a step, {name}, times the dense layer"
@@ -111,6 +113,15 @@ def layer_verdicts(bench: LayerBench, records: Records) -> list[Verdict]:
         )
         for title, figure, limit, note in found
     ]
+
+
+def _held(
+    title: str, limit: float, ratio: Callable[..., float | None], note: str = ""
+) -> tuple[str, float | None, float, str]:
+    """A ratio of best times beside its limit, with the ratio of the medians for a note."""
+    middle = ratio(median=True)
+    notes = [note, "" if middle is None else f"median {middle:.3g}"]
+    return title, ratio(), limit, "; ".join(part for part in notes if part)
 
 
 def layer_tables(bench: LayerBench, records: Records) -> list[Table]:
@@ -130,6 +141,9 @@ def write_layer_outcome(bench: LayerBench, ledger: Ledger) -> list[Path]:
             "times_switch": {name: times_switch(records, threads, name) for name in ("dense", *_OURS)},
             "router_share": {name: router_share(records, threads, name) for name in bench.routers},
             "times_transformers": {str(k): times_peer(records, threads, k) for k in bench.top_ks},
+            "median_times_switch": {n: times_switch(records, threads, n, median=True) for n in ("dense", *_OURS)},
+            "median_router_share": {n: router_share(records, threads, n, median=True) for n in bench.routers},
+            "median_times_transformers": {str(k): times_peer(records, threads, k, median=True) for k in bench.top_ks},
         }
         for threads in bench.threads
     ]
@@ -201,11 +215,11 @@ def _memory_table(records: Records) -> Table:
 
 
 def _limit_table(verdicts: list[Verdict]) -> Table:
-    table = _table("Limits", ("what",), ("measured", "limit", "verdict"))
+    table = _table("Limits, for the best of the rounds", ("what",), ("measured", "limit", "verdict", "note"))
     words = {None: Text("-", style="dim"), True: Text("pass", style="green"), False: Text("FAIL", style="bold red")}
     for verdict in verdicts:
-        figure = verdict.note or "-" if verdict.figure is None else f"{verdict.figure:.3g}"
-        table.add_row(verdict.title, figure, f"<= {verdict.limit:g}", words[verdict.passed])
+        figure = "-" if verdict.figure is None else f"{verdict.figure:.3g}"
+        table.add_row(verdict.title, figure, f"<= {verdict.limit:g}", words[verdict.passed], verdict.note)
     return table
 
 
@@ -250,9 +264,12 @@ def _judged(figure: float | None, limit: float, *, percent: bool = False) -> Tex
     return Text(f"{figure:.1%}" if percent else f"{figure:.3f}", style="green" if figure <= limit else "bold red")
 
 
-def _figures(records: Records, key: str) -> dict[str, float]:
+def _figures(records: Records, key: str, *, median: bool = False) -> dict[str, float]:
+    """The figures of a measurement: the best times and whatever else there is, or the medians under the same names."""
     record = records.get(key)
-    return record.figures if record is not None and record.status == "measured" else {}
+    if record is None or record.status != "measured":
+        return {}
+    return {name.removesuffix(MEDIAN): x for name, x in record.figures.items() if name.endswith(MEDIAN) == median}
 
 
 def _threads(threads: int) -> str:

@@ -79,14 +79,19 @@ def best_of_each(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str,
         >>> sorted(best_of_each({"a": lambda: 1, "b": lambda: 2}, repeats=1))
         ['a', 'b']
     """
-    best = dict.fromkeys(calls, math.inf)
+    return {name: min(seconds) for name, seconds in times_of_each(calls, repeats).items()}
+
+
+def times_of_each(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """The time of every call in every round, in seconds; see `best_of_each`."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     with _no_collection():
         first = {name: _mean_seconds(call, 1)[0] for name, call in calls.items()}
         for _ in range(repeats):
             for name, call in calls.items():
                 loops = max(1, math.ceil(_REPETITION_SECONDS / max(first[name], 1e-9)))
-                best[name] = min(best[name], _mean_seconds(call, loops)[0])
-    return best
+                times[name].append(_mean_seconds(call, loops)[0])
+    return times
 
 
 def _mean_seconds(call: Callable[[], Any], loops: int) -> tuple[float, Any]:

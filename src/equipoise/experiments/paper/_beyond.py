@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def judge_beyond(results: Sequence[Result], recipe: Paper) -> dict[str, Any]:
         See `run_beyond`.
     """
     tables = beyond_tables(results, recipe)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "method": name,
             "label": METHOD_TABLE[name].label,
@@ -159,7 +160,7 @@ def judge_beyond(results: Sequence[Result], recipe: Paper) -> dict[str, Any]:
 
 def beyond_tables(results: Sequence[Result], recipe: Paper) -> list[SolvedTable]:
     """Counts solved seeds by method and temperature: of the argmax expert, and in expectation under the router."""
-    how: dict[str, Any] = {"varies": "temperature", "value": lambda run: run.temperature, "methods": recipe.methods}
+    how: dict[str, Any] = {"varies": "temperature", "value": attrgetter("temperature"), "methods": recipe.methods}
     return [
         count_solved(results, "Argmax expert", solved=lambda run: run.mse < recipe.threshold, **how),
         count_solved(results, "In expectation", solved=lambda run: run.mse_expected < recipe.threshold, **how),

@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from equipoise.experiments.paper._beyond import COMPARED, SLACKENED, TIGHT, beyond_tables
 from equipoise.experiments.paper._recipe import Paper
@@ -55,8 +56,8 @@ def _draw_lines(study: Mapping[str, Any], note: str) -> Figure:
     for axes, (key, title) in zip(panels, _PANELS, strict=True):
         for name, look in _LOOKS.items():
             if name in by_name:
-                ours = {} if name in COMPARED else {"zorder": 3.0}
-                axes.plot(study["temperatures"], by_name[name][key], label=by_name[name]["label"], **look.line, **ours)
+                entry, above = by_name[name], 2.0 if name in COMPARED else 3.0
+                axes.plot(study["temperatures"], entry[key], label=entry["label"], zorder=above, **look.line)
         _finish(axes, title, study)
     panels[0].set_ylabel(f"solved seeds of {study['seeds']}")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -68,6 +69,8 @@ def _draw_lines(study: Mapping[str, Any], note: str) -> Figure:
 
 def _finish(axes: Axes, title: str, study: Mapping[str, Any]) -> None:
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(-0.02 * study["seeds"], 1.04 * study["seeds"])
     axes.set_xlabel("temperature of the proposal")
     axes.set_title(title, fontweight="bold", color=INK)

@@ -143,19 +143,20 @@ def _noise(seeds: Sequence[int], recipe: Paper, strategy: Combination) -> Iterat
     generators = [torch.Generator().manual_seed(_NOISE + seed) for seed in seeds]
     further = [torch.Generator().manual_seed(_FURTHER + seed) for seed in seeds]
     n, m = recipe.num_points, strategy.draws
+    each = [m, n] if strategy.averages else [n]
     for start in range(0, recipe.steps, _CHUNK):
         # Rows last in memory, as in `router`.
         gumbel = torch.stack([draw_gumbel([_CHUNK, 2, n], generator=g) for g in generators], 1).mT
         priority = torch.stack([torch.rand([_CHUNK, n], generator=g) for g in generators], 1)
-        coin = torch.stack([torch.rand([_CHUNK, m, n], generator=g) for g in further], 1) if strategy.mixes else None
-        if m == 1 and coin is not None:
-            coin = coin.squeeze(2)
+        coin = torch.stack([torch.rand([_CHUNK, *each], generator=g) for g in further], 1) if strategy.mixes else None
         for i in range(min(_CHUNK, recipe.steps - start)):
             yield Noise(
-                gumbel[i] if m == 1 else torch.stack([draw_gumbel([m, 2, n], generator=g) for g in further]).mT,
+                torch.stack([draw_gumbel([m, 2, n], generator=g) for g in further]).mT
+                if strategy.averages
+                else gumbel[i],
                 priority[i] if strategy.skips else None,
                 coin=None if coin is None else coin[i],
-                pick=torch.cat([torch.rand(1, generator=g) for g in further]) if m > 1 else None,
+                pick=torch.cat([torch.rand(1, generator=g) for g in further]) if strategy.averages else None,
             )
 
 

@@ -3,13 +3,16 @@
 
 A document marks a place by two comments, `<!-- begin verdicts -->` and `<!-- end verdicts -->`. What is between them is
 generated: `verdicts`, a table of claims and verdicts; `measured`, the same with what was measured; `rules`, how each
-claim is judged. The first two come from stored claims, and are empty as long as there are none. A test holds documents
+claim is judged; `beyond-argmax` and `beyond-expected`, seeds solved beyond the paper; `beyond-goals`, what they say of
+the goals. All but the rules come from stored results, and are empty as long as there are none. A test holds documents
 and sources together.
 """
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from equipoise.experiments.paper._claims import Claim, judge, read_claims
 
@@ -62,17 +65,46 @@ def rule_list() -> str:
     return "\n".join(lines)
 
 
+def solved_table(beyond: Mapping[str, Any], column: str = "solved") -> str:
+    """Renders the seeds solved beyond the paper, by method and temperature.
+
+    Args:
+        beyond: from `judge_beyond`.
+        column: "solved" or "solved_expected".
+
+    Returns:
+        The table, without a line break at the end.
+
+    Example:
+        >>> print(solved_table({"temperatures": [0.1, 1.0], "rows": [{"label": "Sample", "solved": [3, 40]}]}))
+        | temperature | 0.1 | 1 |
+        |---|---|---|
+        | Sample | 3 | 40 |
+    """
+    rows = [["temperature", *(f"{t:g}" for t in beyond["temperatures"])]]
+    rows += [[row["label"], *(str(count) for count in row[column])] for row in beyond["rows"]]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def goal_list(beyond: Mapping[str, Any]) -> str:
+    """Renders the goals beyond the paper, whether they hold, and what was measured."""
+    verdicts = ("does not hold", "holds")
+    return "\n".join(f"- {g['goal']}: **{verdicts[g['holds']]}**, {g['measured']}." for g in beyond["goals"])
+
+
 def _escape(text: str) -> str:
     """Keeps signs from being read as Markdown or HTML: p(y|x) would end a cell."""
     return text.replace("|", r"\|").replace("<", "&lt;")
 
 
-def fill_verdicts(document: str, claims: Sequence[Claim]) -> str:
+def fill_verdicts(document: str, claims: Sequence[Claim], beyond: Mapping[str, Any] | None = None) -> str:
     r"""Puts what is generated between the marks of a document; without claims, no verdicts.
 
     Args:
         document: its text.
         claims: what was judged, or nothing.
+        beyond: what was measured beyond the paper, from `judge_beyond`, or nothing.
 
     Returns:
         The new text. A document without marks is returned as it is.
@@ -85,6 +117,9 @@ def fill_verdicts(document: str, claims: Sequence[Claim]) -> str:
         "verdicts": verdict_table(claims) if claims else "",
         "measured": verdict_table(claims, measured=True) if claims else "",
         "rules": rule_list(),
+        "beyond-argmax": solved_table(beyond) if beyond else "",
+        "beyond-expected": solved_table(beyond, "solved_expected") if beyond else "",
+        "beyond-goals": goal_list(beyond) if beyond else "",
     }
     for name, content in contents.items():
         pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
@@ -94,21 +129,31 @@ def fill_verdicts(document: str, claims: Sequence[Claim]) -> str:
     return document
 
 
-def find_claims(root: Path) -> Path | None:
-    """Finds the stored claims that the documents show: the latest `benchmarks/<date>-claims.json`.
+def find_stored(root: Path, what: str) -> Path | None:
+    """Finds the stored results that the documents show: the latest `benchmarks/<date>-<what>.json`.
 
     Args:
         root: of the repository.
+        what: "claims" or "beyond".
 
     Returns:
         The file, or None.
     """
-    stored = sorted((root / "benchmarks").glob("*-claims.json"))
+    stored = sorted((root / "benchmarks").glob(f"*-{what}.json"))
     return stored[-1] if stored else None
 
 
+def read_stored(root: Path) -> tuple[list[Claim], dict[str, Any] | None]:
+    """Reads the claims and what was measured beyond the paper, as far as they are stored."""
+    claims, beyond = find_stored(root, "claims"), find_stored(root, "beyond")
+    return [] if claims is None else read_claims(claims), None if beyond is None else json.loads(beyond.read_text())
+
+
+DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/estimators.md")
+
+
 def update_documents(root: Path) -> list[Path]:
-    """Writes rules, and the verdicts of the stored claims, into README.md and docs/reproduction.md.
+    """Writes rules, and what the stored results say, into the documents that show them.
 
     Args:
         root: of the repository.
@@ -116,12 +161,11 @@ def update_documents(root: Path) -> list[Path]:
     Returns:
         The documents that changed.
     """
-    stored = find_claims(root)
-    claims = [] if stored is None else read_claims(stored)
+    claims, beyond = read_stored(root)
     changed: list[Path] = []
-    for path in (root / "README.md", root / "docs" / "reproduction.md"):
+    for path in (root / name for name in DOCUMENTS):
         before = path.read_text(encoding="utf-8")
-        after = fill_verdicts(before, claims)
+        after = fill_verdicts(before, claims, beyond)
         if after != before:
             path.write_text(after, encoding="utf-8")
             changed.append(path)

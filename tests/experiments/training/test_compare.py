@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command's parts put together: what is done stays done, and everything is written."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.experiments.training import (
+    CONTENDERS,
+    Comparison,
+    Task,
+    _compare,
+    _runner,
+    _task,
+    compare,
+    quick_comparison,
+)
+from equipoise.experiments.training._runner import load_unit, run_units
+
+
+@pytest.fixture
+def on_clusters(task: Task, monkeypatch: pytest.MonkeyPatch) -> Task:
+    """Puts the small task in the place of the digits, within this process."""
+    monkeypatch.setattr(_task, "TASKS", {"digits": lambda: task})
+    monkeypatch.setattr(_runner, "_loaded", {})
+    return task
+
+
+def test_every_contender_has_as_many_settings() -> None:
+    recipe = Comparison()
+    numbers = {name: len(row.settings(recipe.learning_rates)) for name, row in CONTENDERS.items()}
+    assert set(numbers.values()) == {9}
+    for row in CONTENDERS.values():
+        assert len(set(row.settings(recipe.learning_rates))) == 9
+    assert len(recipe.runs()) == 6 * 9 * 5
+    assert {run.seed for run in recipe.runs()} == {0, 1, 2, 3, 4}
+    assert len(recipe.units()) == 18
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "letters"}, "task must be one of 'digits', 'digits-raw', got 'letters'"),
+        ({"contenders": ("swich",)}, "contenders must be one of"),
+        ({"seeds": 1}, "seeds must be an integer >= 2, got 1"),
+        ({"steps": 0}, "steps must be an integer >= 1, got 0"),
+        ({"first_seed": -1}, "first_seed must be an integer >= 0, got -1"),
+        ({"learning_rates": (0.0,)}, "learning_rates must be finite and > 0, got 0.0"),
+        ({"eval_capacity_factor": 0.0}, "eval_capacity_factor must be finite and > 0, got 0.0"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(Comparison(), **changes)
+
+
+def test_a_batch_larger_than_the_data_is_refused(on_clusters: Task, small: Comparison, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="batch_size must be at most the 120 rows for training .*, got 121"):
+        compare(replace(small, batch_size=121), tmp_path, command="", workers=0)
+
+
+def test_everything_is_written(on_clusters: Task, small: Comparison, tmp_path: Path) -> None:
+    said: list[str] = []
+    steps: list[int] = []
+    found = compare(small, tmp_path, command="here", workers=0, say=said.append, advance=steps.append)
+    assert sum(steps) == 6 * 4
+    assert said[0] == "training 36 runs of 4 steps"
+    assert {path.name for path in found.paths} == {"compare.json", "compare.svg", "compare.png"}
+    stored = json.loads((tmp_path / "compare.json").read_text())
+    assert stored["command"] == "here"
+    assert stored["rows"] == {"train": 120, "validation": 40, "test": 40}
+    assert len(stored["outcomes"]) == 12
+    assert len(stored["differences"]) == 2 * 2 * 4
+    assert len(stored["validation"]) == 36
+    assert stored["recipe"]["learning_rates"] == [0.01]
+    picture = (tmp_path / "compare.svg").read_text()
+    for name, o in zip(CONTENDERS, found.outcomes[::2], strict=True):
+        assert CONTENDERS[name].label in picture
+        assert f"{o.mean:.3f} (sd {o.spread:.3f})" in picture
+
+
+def test_an_interrupted_run_goes_on(
+    on_clusters: Task, small: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[str] = []
+    train: Callable[..., object] = _runner.train
+
+    def interrupted(runs, recipe, task, **how):
+        if len(trained) == 4:
+            raise KeyboardInterrupt
+        trained.append(runs[0].unit)
+        return train(runs, recipe, task, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_runner, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            compare(small, tmp_path / "stopped", command="", workers=0)
+    assert trained[0].startswith("gm")  # the slowest first
+    assert len(list((tmp_path / "stopped" / "units").iterdir())) == 4
+    more: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(_runner, "train", lambda runs, *a, **how: more.append(runs[0].unit) or train(runs, *a, **how))
+        again = compare(small, tmp_path / "stopped", command="", workers=0)
+    assert sorted(trained + more) == sorted(small.units())
+    assert again.outcomes == compare(small, tmp_path / "anew", command="", workers=0).outcomes
+    # After the end the same command starts anew.
+    _compare.begin_anew_if_complete(tmp_path / "anew" / "compare.json")
+    assert not list((tmp_path / "anew" / "units").iterdir())
+
+
+def test_what_another_recipe_left_is_not_used(on_clusters: Task, small: Comparison, tmp_path: Path) -> None:
+    recipe = replace(small, contenders=("exact",))
+    ((name, runs),) = recipe.units().items()
+    run_units(recipe, tmp_path, workers=0)
+    path = tmp_path / "units" / f"{name}.pt"
+    assert load_unit(path, runs, recipe) is not None
+    assert load_unit(path, runs, replace(recipe, contenders=("exact", "base"))) is not None
+    assert load_unit(path, runs, replace(recipe, steps=5)) is None
+    assert load_unit(path, runs[1:], recipe) is None
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "key": {**content["key"], "version": "0.0.0"}}, path)
+    assert load_unit(path, runs, recipe) is None
+
+
+def test_another_process_gives_what_this_one_gives(tmp_path: Path) -> None:
+    recipe = replace(quick_comparison(), contenders=("switch", "exact"), steps=3)
+    other = run_units(recipe, tmp_path / "other", workers=1)
+    for name, unit in run_units(recipe, tmp_path / "this", workers=0).items():
+        assert other[name].runs == unit.runs
+        assert torch.allclose(other[name].validation, unit.validation, atol=1e-6)
