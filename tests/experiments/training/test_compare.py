@@ -2,7 +2,7 @@
 """The command's parts put together: what is done stays done, and everything is written."""
 
 import json
-from collections.abc import Callable
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from equipoise.experiments.training import (
     CONTENDERS,
     Comparison,
     Task,
-    _compare,
     _runner,
     _task,
     compare,
-    quick_comparison,
+    train,
 )
+from equipoise.experiments.training._compare import begin_anew_if_complete
 from equipoise.experiments.training._runner import load_unit, run_units
 
 
@@ -86,11 +86,11 @@ def test_everything_is_written(on_clusters: Task, small: Comparison, tmp_path: P
 def test_an_interrupted_run_goes_on(
     on_clusters: Task, small: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    recipe = replace(small, contenders=("exact", "switch", "gm-iw-mix-recipe"))
     trained: list[str] = []
-    train: Callable[..., object] = _runner.train
 
     def interrupted(runs, recipe, task, **how):
-        if len(trained) == 4:
+        if len(trained) == 2:
             raise KeyboardInterrupt
         trained.append(runs[0].unit)
         return train(runs, recipe, task, **how)
@@ -98,18 +98,29 @@ def test_an_interrupted_run_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(_runner, "train", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            compare(small, tmp_path / "stopped", command="", workers=0)
+            run_units(recipe, tmp_path / "stopped", workers=0)
     assert trained[0].startswith("gm")  # the slowest first
-    assert len(list((tmp_path / "stopped" / "units").iterdir())) == 4
+    assert len(list((tmp_path / "stopped" / "units").iterdir())) == 2
     more: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr(_runner, "train", lambda runs, *a, **how: more.append(runs[0].unit) or train(runs, *a, **how))
-        again = compare(small, tmp_path / "stopped", command="", workers=0)
-    assert sorted(trained + more) == sorted(small.units())
-    assert again.outcomes == compare(small, tmp_path / "anew", command="", workers=0).outcomes
-    # After the end the same command starts anew.
-    _compare.begin_anew_if_complete(tmp_path / "anew" / "compare.json")
-    assert not list((tmp_path / "anew" / "units").iterdir())
+        again = run_units(recipe, tmp_path / "stopped", workers=0)
+    assert sorted(trained + more) == sorted(recipe.units())
+    anew = run_units(recipe, tmp_path / "anew", workers=0)
+    assert list(again) == list(anew) == list(recipe.units())
+    for name, unit in anew.items():
+        assert torch.equal(again[name].validation, unit.validation)
+
+
+def test_after_the_end_the_same_command_starts_anew(tmp_path: Path) -> None:
+    unit = tmp_path / "units" / "exact-0.01.pt"
+    unit.parent.mkdir()
+    unit.touch()
+    begin_anew_if_complete(tmp_path / "compare.json")
+    assert unit.exists()
+    (tmp_path / "compare.json").touch()
+    begin_anew_if_complete(tmp_path / "compare.json")
+    assert not unit.exists()
 
 
 def test_what_another_recipe_left_is_not_used(on_clusters: Task, small: Comparison, tmp_path: Path) -> None:
@@ -126,9 +137,11 @@ def test_what_another_recipe_left_is_not_used(on_clusters: Task, small: Comparis
     assert load_unit(path, runs, recipe) is None
 
 
-def test_another_process_gives_what_this_one_gives(tmp_path: Path) -> None:
-    recipe = replace(quick_comparison(), contenders=("switch", "exact"), steps=3)
-    other = run_units(recipe, tmp_path / "other", workers=1)
-    for name, unit in run_units(recipe, tmp_path / "this", workers=0).items():
-        assert other[name].runs == unit.runs
-        assert torch.allclose(other[name].validation, unit.validation, atol=1e-6)
+def test_a_unit_can_be_sent_to_another_process(on_clusters: Task, small: Comparison) -> None:
+    recipe = replace(small, contenders=("gm-iw-mix-recipe",))
+    ((_, runs),) = recipe.units().items()
+    function, *arguments = pickle.loads(pickle.dumps((_runner._train_unit, runs, recipe)))
+    there, here = function(*arguments, progress=abs), train(runs, recipe, on_clusters)
+    returned = pickle.loads(pickle.dumps(there))
+    assert returned.runs == here.runs
+    assert torch.equal(returned.validation, here.validation)

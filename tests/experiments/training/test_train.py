@@ -120,8 +120,8 @@ def test_the_test_split_is_not_touched(task: Task, small: Comparison) -> None:
     assert torch.equal(once.validation, again.validation)
 
 
-@pytest.mark.parametrize("name", CONTENDERS)
-def test_every_contender_learns(name: str, task: Task, small: Comparison) -> None:
+@pytest.mark.parametrize("name", ["base", "skip-iw-recipe", "gm-iw-mix-recipe"])
+def test_contenders_learn(name: str, task: Task, small: Comparison) -> None:
     recipe = replace(small, contenders=(name,), steps=60, learning_rates=(0.03,))
     trained = train(recipe.runs()[:2], recipe, task)
     assert trained.steps == measured_at(60)

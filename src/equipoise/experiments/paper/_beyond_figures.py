@@ -56,7 +56,7 @@ def _draw_lines(study: Mapping[str, Any], note: str) -> Figure:
     for axes, (key, title) in zip(panels, _PANELS, strict=True):
         for name, look in _LOOKS.items():
             if name in by_name:
-                entry, above = by_name[name], 2.0 if name in COMPARED else 3.0
+                entry, above = by_name[name], 2.0 if name in COMPARED else 4.0 if name == TIGHT else 3.0
                 axes.plot(study["temperatures"], entry[key], label=entry["label"], zorder=above, **look.line)
         _finish(axes, title, study)
     panels[0].set_ylabel(f"solved seeds of {study['seeds']}")
