@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 
-.PHONY: help reproduce test lint format bench clean
+.PHONY: help reproduce test test-slow lint format bench clean
 
 help:
 	@echo "make reproduce  train all runs of the paper, draw its figures, judge its claims; results in out/reproduce"
 	@echo "make test       set up .venv, then style, types, layering and tests"
+	@echo "make test-slow  the tests that compile every router, and kernels from nothing: before a release"
 	@echo "make bench      time the exact balanced assignment against its peers; results in out/bench-assign"
 	@echo "make lint       style, types and layering only"
 	@echo "make format     rewrite the sources in the project's format"
@@ -25,7 +26,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -36,6 +36,7 @@ def compare(
     import sys
     from dataclasses import replace
 
+    import torch
     from rich.console import Console
 
     from equipoise.cli._training_bar import TrainingBar
@@ -49,21 +50,17 @@ def compare(
         raise ValueError(f"workers must be at least 1, got {processes}: give a number of processes")
     load_task(task)  # says what is missing before a folder is made
     out.mkdir(parents=True, exist_ok=True)
+    if quick:
+        # In small it takes less time than processes to start. Tensors of this size gain nothing from more threads.
+        processes = 0
+        torch.set_num_threads(1)
     console = Console()
     if not console.is_terminal:
         console = Console(width=_LOG_WIDTH)
     command = " ".join(["equipoise", *sys.argv[1:]]) if sys.argv[1:2] == ["compare"] else "equipoise compare"
     with TrainingBar(console, len(recipe.units()) * recipe.steps) as bar:
         try:
-            # In small it takes less time than processes to start.
-            found = compare(
-                recipe,
-                out,
-                command=command,
-                workers=0 if quick else processes,
-                say=bar.say,
-                advance=bar.advance,
-            )
+            found = compare(recipe, out, command=command, workers=processes, say=bar.say, advance=bar.advance)
         except KeyboardInterrupt:
             bar.say(f"Interrupted. What was trained is in {out}; the same command goes on from there.")
             raise

@@ -9,6 +9,7 @@ import pytest
 from equipoise.experiments.paper import Paper, _reproduce, read_claims, read_results, reproduce, total_steps
 from equipoise.experiments.paper._beyond import beyond_recipe
 from equipoise.experiments.paper._reproduce import begin_anew_if_complete, run_studies
+from equipoise.experiments.paper._runner import run_units
 
 TINY = Paper(methods=("sample", "gm-iw"), temperatures=(1.0, 10.0), seeds=1, steps=4, sweeps=False)
 
@@ -77,7 +78,7 @@ def test_a_command_that_ended_begins_anew(
 
 def test_beyond_the_paper_is_part_of_the_page(tmp_path: Path, small_studies: list[str]) -> None:
     del small_studies
-    reproduce(TINY, tmp_path, command="x", quick=True, workers=0, say=lambda _: None)
+    run_units(TINY, tmp_path, workers=0)
     steps: list[int] = []
     found = reproduce(
         TINY, tmp_path, command="x", quick=True, beyond=True, workers=0, say=lambda _: None, advance=steps.append

@@ -14,7 +14,7 @@ from typing import Any
 
 from equipoise.experiments.paper._methods import BEYOND, METHOD_TABLE
 from equipoise.experiments.paper._recipe import TEMPERATURES, Paper
-from equipoise.experiments.paper._results import Result, select
+from equipoise.experiments.paper._results import Result
 from equipoise.experiments.paper._runner import Progress, run_units
 from equipoise.experiments.paper._solved_figures import SolvedTable, count_solved
 
@@ -141,10 +141,13 @@ def judge_beyond(results: Sequence[Result], recipe: Paper) -> dict[str, Any]:
     ]
     solved = dict(zip(recipe.methods, (row["solved"] for row in rows), strict=True))
     best = max(range(len(recipe.temperatures)), key=lambda i: solved["sample"][i])
-    at_best = _by_seed(results, "sample", recipe.temperatures[best])
+    by_seed = _by_seed(results)
+    at_best = by_seed["sample", recipe.temperatures[best]]
     inside = [t for t in recipe.temperatures if _LOWEST <= t <= _HIGHEST]
     against = {
-        name: [asdict(_pair(results, name, t, at_best)) for t in inside] for name in recipe.methods if name != "sample"
+        name: [asdict(_pair(t, by_seed[name, t], at_best)) for t in inside]
+        for name in recipe.methods
+        if name != "sample"
     }
     return {
         "seeds": recipe.seeds,
@@ -167,13 +170,15 @@ def beyond_tables(results: Sequence[Result], recipe: Paper) -> list[SolvedTable]
     ]
 
 
-def _by_seed(results: Sequence[Result], method: str, temperature: float) -> list[bool]:
-    runs = sorted(select(results, method=method, temperature=temperature), key=lambda run: run.seed)
-    return [run.solved for run in runs]
+def _by_seed(results: Sequence[Result]) -> dict[tuple[str, float], list[bool]]:
+    """Whether each seed is solved, in their order, by method and temperature."""
+    found: dict[tuple[str, float], list[bool]] = {}
+    for run in sorted(results, key=attrgetter("seed")):
+        found.setdefault((run.method, run.temperature), []).append(run.solved)
+    return found
 
 
-def _pair(results: Sequence[Result], method: str, temperature: float, other: Sequence[bool]) -> Paired:
-    ours = _by_seed(results, method, temperature)
+def _pair(temperature: float, ours: Sequence[bool], other: Sequence[bool]) -> Paired:
     difference, low, high = compare_paired(ours, other)
     return Paired(temperature=temperature, solved=sum(ours), difference=difference, low=low, high=high)
 
