@@ -10,7 +10,7 @@ from torch import Tensor
 from equipoise.estimators import Noise, RegressionCritic
 from equipoise.experiments.paper import Paper, Run, train
 from equipoise.experiments.paper._methods import BEYOND, METHOD_TABLE
-from equipoise.experiments.paper._recipe import METHODS
+from equipoise.experiments.paper._recipe import METHODS, SAME
 from equipoise.experiments.paper._task import draw_data, draw_parameters, errors, lines, router, target_function
 from equipoise.experiments.paper._train import _Adam, _Batch, _noise
 
@@ -117,6 +117,30 @@ def test_what_only_differs_in_name_is_trained_once() -> None:
     found = train([make_run(method=m, variant="no-iw") for m in ("gm-iw", "gm", "gm-sh")], SMALL)
     assert torch.equal(found.parameters, found.parameters[:1].expand(3, -1))
     assert [result.method for result in found.results(SMALL)] == ["gm-iw", "gm", "gm-sh"]
+    same = (("plain", "gm-sh"), ("sinkhorn", "gm-sh"), ("sinkhorn", "gm"))
+    found = train([make_run(method=method, variant=variant) for variant, method in same], SMALL)
+    assert torch.equal(found.parameters, found.parameters[:1].expand(3, -1))
+    assert [(result.variant, result.method) for result in found.results(SMALL)] == list(same)
+
+
+@pytest.mark.parametrize(("variant", "method"), SAME)
+def test_a_run_under_another_name_samples_and_weighs_the_same(variant: str, method: str) -> None:
+    """Not by the table of names, but by the strategies themselves: the same noise gives the same draws and weights."""
+    generator = torch.Generator().manual_seed(0)
+    log_p = torch.log_softmax(3 * torch.randn(5, 100, 2, generator=generator, dtype=torch.float64), -1)
+    uniform = torch.rand(5, 100, 2, generator=generator, dtype=torch.float64)
+    drawn = []
+    for v, m in ((variant, method), SAME[variant, method]):
+        options = {"temperature": 0.7, "sinkhorn_first": v == "sinkhorn", "importance": v != "no-iw"}
+        drawn.append(METHOD_TABLE[m].strategy.draw(log_p, Noise(-(-uniform.log()).log(), None), **options))
+    (ours, weight), (theirs, expected) = drawn
+    assert torch.equal(ours.z, theirs.z)
+    torch.testing.assert_close(weight, expected, rtol=1e-5, atol=0)
+    if variant == "sinkhorn":
+        # The draw is the same; not so the weights of biased Gumbel-Matching without Sinkhorn.
+        plain = METHOD_TABLE[method].strategy.draw(log_p, Noise(-(-uniform.log()).log(), None), temperature=0.7)
+        assert torch.equal(plain[0].z, ours.z)
+        assert (method == "gm") == bool((plain[1] / weight - 1).abs().max() > 0.1)
 
 
 def test_gradients_agree_with_the_closed_form() -> None:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from equipoise._core import check_shape
 from equipoise.estimators import Combination, Strategy, get_strategy, reinforce
+from equipoise.experiments._timing import num_threads
 from equipoise.experiments.audit._baselines import Control, make_control
 from equipoise.experiments.audit._recipe import Audit, Baseline, Problem
 from equipoise.experiments.audit._statistics import Collector, Evidence
 from equipoise.experiments.audit._tails import Subtracted, possible_tails
-from equipoise.experiments.bench._timing import num_threads
 from equipoise.sampling import Sample
 
 # Entries [draws, n, k] of one call: enough to make its fixed cost vanish, few enough to stay in cache.

@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.experiments._environment import environment
 from equipoise.experiments.audit._baselines import DRAWS
 from equipoise.experiments.audit._draws import Outcome
 from equipoise.experiments.audit._recipe import Audit, Problem
@@ -26,7 +27,6 @@ from equipoise.experiments.audit._statistics import (
     judge,
     relative_norm,
 )
-from equipoise.experiments.bench._environment import environment
 from equipoise.experiments.bench._tables import format_seconds
 
 NAME = "audit"

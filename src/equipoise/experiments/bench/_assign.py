@@ -4,8 +4,8 @@
 from dataclasses import asdict
 from pathlib import Path
 
+from equipoise.experiments._environment import environment
 from equipoise.experiments.bench._behaviour import behaviour_steps
-from equipoise.experiments.bench._environment import environment
 from equipoise.experiments.bench._figure import save_assign_figure
 from equipoise.experiments.bench._grid import compile_step, family_steps, grid_steps
 from equipoise.experiments.bench._ledger import Ledger, Step

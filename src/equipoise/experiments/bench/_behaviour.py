@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 import equipoise as eq
+from equipoise.experiments._timing import best_of, best_of_each, num_threads
 from equipoise.experiments.bench._families import draw_scores
 from equipoise.experiments.bench._ledger import Measurement, Records, Step
 from equipoise.experiments.bench._probes import probe_first_call, probe_import, probe_memory
 from equipoise.experiments.bench._recipe import AssignBench
-from equipoise.experiments.bench._timing import best_of, best_of_each, num_threads
 
 _BATCH, _BATCH_ROWS, _BATCH_EXPERTS = 4096, 100, 2
 _WARM_SIZES = ((4096, 64), (16384, 64), (65536, 64))

@@ -13,11 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import equipoise as eq
+from equipoise.experiments._timing import best_of, num_threads
 from equipoise.experiments.bench._families import FAMILIES, draw_scores
 from equipoise.experiments.bench._ledger import Measurement, Records, Step
 from equipoise.experiments.bench._recipe import CAPACITY_FACTOR, AssignBench, Size
 from equipoise.experiments.bench._solvers import SOLVERS, Solver
-from equipoise.experiments.bench._timing import best_of, num_threads
 
 
 def grid_key(size: Size, solver: str) -> str:

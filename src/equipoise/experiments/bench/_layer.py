@@ -17,11 +17,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise._core import check_one_of
-from equipoise.experiments.bench._environment import environment
+from equipoise.experiments._environment import environment
+from equipoise.experiments._timing import num_threads, times_of_each
 from equipoise.experiments.bench._layer_models import LayerSize, Model, build_dense, build_moe, build_peer, peer_missing
 from equipoise.experiments.bench._ledger import Ledger, Measurement, Records, Step
 from equipoise.experiments.bench._probes import probe_layer_memory
-from equipoise.experiments.bench._timing import num_threads, times_of_each
 from equipoise.nn import ROUTERS, MoE, Surrogate, capture
 
 NAME = "bench-layer"

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from equipoise._core import check_one_of, check_positive
 from equipoise.balancing import Balanced, ConvergenceWarning, sinkhorn
-from equipoise.experiments.bench._environment import environment
+from equipoise.experiments._environment import environment
+from equipoise.experiments._timing import best_of, best_of_each, num_threads
 from equipoise.experiments.bench._ledger import Ledger, Measurement, Records, Step
-from equipoise.experiments.bench._timing import best_of, best_of_each, num_threads
 
 Size = tuple[int, int]
 NAME = "bench-sinkhorn"

@@ -3,7 +3,7 @@
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import cast
 
 from equipoise._core import check_fraction, check_iterations, check_one_of, check_positive
@@ -25,6 +25,17 @@ SWEEP_TEMPERATURES = (0.03, 0.3, 1.0, 10.0)
 RATE_TEMPERATURES = (1.0, 10.0)
 BALANCE_WEIGHTS = (0.0, 0.003, 0.01, 0.03, 0.1)
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+# Variants and methods that are others under another name. Without importance weights, what Gumbel-Matching would weigh
+# with does not matter. Sinkhorn first adds a number to each column of the scores. Two experts that must take n/2 rows
+# each take the same ones whatever that number is, so it changes only the weights of biased Gumbel-Matching, which are
+# then those of SH.
+SAME: dict[tuple[str, str], tuple[Variant, str]] = {
+    ("no-iw", "gm-iw"): ("no-iw", "gm"),
+    ("no-iw", "gm-sh"): ("no-iw", "gm"),
+    ("sinkhorn", "gm-iw"): ("plain", "gm-iw"),
+    ("sinkhorn", "gm-sh"): ("plain", "gm-sh"),
+    ("sinkhorn", "gm"): ("plain", "gm-sh"),
+}
 # What the paper leaves open, the default first.
 OPEN_CHOICES: dict[str, tuple[str, ...]] = {
     "dataset": ("shared", "per-seed"),
@@ -59,14 +70,16 @@ class Run:
     seed: int
 
     @property
-    def sampled_as(self) -> str:
-        """The method that trains it: without importance weights the Gumbel-Matching ones are one and the same."""
-        return "gm" if self.variant == "no-iw" and self.method.startswith("gm") else self.method
+    def trained_as(self) -> "Run":
+        """The run that this one is under another name, or itself."""
+        variant, method = SAME.get((self.variant, self.method), (self.variant, self.method))
+        return replace(self, variant=variant, method=method)
 
     @property
     def unit(self) -> str:
         """The runs that are trained together, one batch: they sample alike, and may weigh differently."""
-        return f"{'sinkhorn' if self.variant == 'sinkhorn' else 'direct'}-{self.sampled_as}"
+        run = self.trained_as
+        return f"{'sinkhorn' if run.variant == 'sinkhorn' else 'direct'}-{run.method}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,5 +204,5 @@ class Paper:
 
 
 def quick() -> Paper:
-    """The same experiment in small: three temperatures, three seeds, 300 steps, no sweeps."""
-    return Paper(temperatures=(0.1, 1.0, 10.0), seeds=3, steps=300, sweeps=False)
+    """The same experiment in small: three temperatures, three seeds, 200 steps, no sweeps."""
+    return Paper(temperatures=(0.1, 1.0, 10.0), seeds=3, steps=200, sweeps=False)

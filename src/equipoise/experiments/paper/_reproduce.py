@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from equipoise.experiments.bench._environment import environment
+from equipoise.experiments._environment import environment
 from equipoise.experiments.paper._beyond import beyond_recipe, run_beyond
 from equipoise.experiments.paper._beyond_figures import draw_beyond_figures
 from equipoise.experiments.paper._claims import Claim, judge, write_claims
@@ -65,7 +65,7 @@ def reproduce(
         quick: studies in small too.
         sensitivity: run the panels once more under every alternative to an open choice.
         beyond: also train what the paper does not have, on other seeds.
-        workers: processes.
+        workers: processes; in small this one does it all.
         say: called with a line when a part begins.
         advance: called with training steps as they are done.
 
@@ -76,11 +76,12 @@ def reproduce(
     begin_anew_if_complete(out, [n for n, wanted in (("sensitivity", sensitivity), ("beyond", beyond)) if wanted])
     resumed = any(out.glob("**/units/*.json"))
     advance = advance or _ignore
+    if quick:
+        workers = 0  # all of it takes less time than processes to start
     say(f"training {len(recipe.runs()):,} runs of {recipe.steps:,} steps")
     results = run_units(recipe, out, workers=workers, progress=advance)
     say("studies of the other statements")
-    # In small they take less time than processes to start.
-    studies = run_studies(recipe, out, quick=quick, workers=0 if quick else workers)
+    studies = run_studies(recipe, out, quick=quick, workers=workers)
     if sensitivity:
         say("the panels under other readings of the paper")
         studies["sensitivity"] = run_sensitivity(recipe, results, studies, out, workers=workers, advance=advance)

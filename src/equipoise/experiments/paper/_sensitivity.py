@@ -8,7 +8,7 @@ from typing import Any
 
 from equipoise.experiments.paper._beyond import beyond_recipe
 from equipoise.experiments.paper._claims import judge
-from equipoise.experiments.paper._recipe import OPEN_CHOICES, Paper
+from equipoise.experiments.paper._recipe import OPEN_CHOICES, SAME, Paper
 from equipoise.experiments.paper._results import Result
 from equipoise.experiments.paper._runner import Progress, load_unit, run_units
 
@@ -105,7 +105,9 @@ def _affected(changed: Paper, name: str) -> Paper | None:
     if name in ("measure", "measured_at"):
         return None
     if name == "sinkhorn_order":
-        return replace(changed, variants=("sinkhorn",))
+        changes_nothing = {method for variant, method in SAME if variant == "sinkhorn"}
+        methods = tuple(method for method in changed.methods if method not in changes_nothing)
+        return replace(changed, variants=("sinkhorn",), methods=methods)
     if name == "balance_load":
         return replace(changed, losses=("gating",))
     if name == "baseline_decay":

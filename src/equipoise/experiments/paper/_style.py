@@ -160,9 +160,10 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
-    # One layout serves both: it is most of the work.
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    # One layout serves both. With an engine, even an idle one, matplotlib would draw everything twice for each file.
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+    figure.set_layout_engine(None)
     figure.savefig(paths[0], metadata={"Date": None})
     figure.savefig(paths[1], dpi=DPI)
     return paths

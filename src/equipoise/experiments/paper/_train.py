@@ -9,7 +9,7 @@ Legend: r runs, n rows (datapoints), 2 experts.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float
@@ -105,7 +105,7 @@ def train(
     """
     if len({run.unit for run in runs}) != 1:
         raise ValueError(f"runs must sample alike, got {sorted({run.unit for run in runs})}: train each on its own")
-    trained_as = [replace(run, method=run.sampled_as) for run in runs]
+    trained_as = [run.trained_as for run in runs]
     # Losses and balance weights in blocks, so that each estimator works on a slice: R, R + balance, G + balance, G.
     distinct = sorted(dict.fromkeys(trained_as), key=_block)
     batch = _Batch(distinct, recipe)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.experiments.bench._environment import environment
+from equipoise.experiments._environment import environment
 from equipoise.experiments.training._contenders import CONTENDERS
 from equipoise.experiments.training._figure import NAME, save_figure
 from equipoise.experiments.training._recipe import Comparison

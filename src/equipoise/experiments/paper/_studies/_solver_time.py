@@ -22,7 +22,7 @@ from torch import Tensor
 
 from equipoise.assignment import Assignment, assign
 from equipoise.assignment._cycle_cancelling import count_cycles
-from equipoise.experiments.bench._timing import num_threads
+from equipoise.experiments._timing import num_threads
 from equipoise.ops import draw_gumbel
 
 ROWS = (64, 256, 512, 1024, 2048, 4096)

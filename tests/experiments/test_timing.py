@@ -4,8 +4,8 @@ import gc
 import pytest
 import torch
 
-from equipoise.experiments.bench import _timing
-from equipoise.experiments.bench._timing import best_of, best_of_each, num_threads
+from equipoise.experiments import _timing
+from equipoise.experiments._timing import best_of, best_of_each, num_threads
 
 
 class Clock:
