@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    recipe = Paper(steps=options.steps, losses=("reinforce",), variants=("plain",), sweeps=False)
+    recipe = Paper(steps=options.steps, losses=("reinforce",), variants=("plain",), sweeps=())
     print(f"{'method':<10}{'loop, us':>12}{'batch, us':>12}{'ratio':>8}   per run and step; {options.steps} steps")
     for name, runs in recipe.units().items():
         times: dict[str, list[float]] = {"loop": [], "batch": []}

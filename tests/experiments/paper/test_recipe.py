@@ -9,7 +9,7 @@ from equipoise.experiments.paper import Paper, quick_recipe, total_steps
 
 
 def test_the_six_panels_have_4320_runs() -> None:
-    runs = Paper(sweeps=False).runs()
+    runs = Paper(sweeps=()).runs()
     assert len(runs) == len(set(runs)) == 4320
     assert set(Counter((run.loss, run.variant) for run in runs).values()) == {720}
     assert {run.balance_weight for run in runs if run.loss == "reinforce"} == {0.0}
@@ -46,6 +46,7 @@ def test_the_quick_recipe_is_a_part_of_the_whole() -> None:
         ({"methods": ("smaple",)}, r"methods must be one of 'sample', .*, got 'smaple'"),
         ({"losses": ("rl",)}, r"losses must be one of 'reinforce', 'gating', got 'rl'"),
         ({"variants": ("iw",)}, r"variants must be one of 'plain', 'sinkhorn', 'no-iw', got 'iw'"),
+        ({"sweeps": ("rate",)}, r"sweeps must be one of 'gating-balance', .*, got 'rate'"),
         ({"dataset": "own"}, r"dataset must be one of 'shared', 'per-seed', got 'own'"),
         ({"seeds": 0}, r"seeds must be .*, got 0"),
         ({"steps": -1}, r"steps must be .*, got -1"),

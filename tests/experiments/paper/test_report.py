@@ -114,10 +114,12 @@ def test_a_page_without_results_says_so(tmp_path: Path) -> None:
 
 
 def test_the_sensitivity_table_is_shown_when_there_is_one(tmp_path: Path) -> None:
-    row = {"field": "dataset", "value": "per-seed", "default": "shared", "verdicts": {"1": "partly", "2": "not judged"}}
-    studies = {"sensitivity": {"rows": [row | {"solved": 0.437}, {"field": "other", "value": "x", "verdicts": {}}]}}
-    page = write(tmp_path, [], studies)
+    verdicts = {"1": "partly", "2": "not judged"}
+    same = {"field": None, "value": None, "default": None, "verdicts": {"1": "reproduced", "2": "not judged"}}
+    other = {"field": "dataset", "value": "per-seed", "default": "shared", "verdicts": verdicts}
+    page = write(tmp_path, [], {"sensitivity": {"rows": [same | {"solved": 0.5}, other | {"solved": 0.437}]}})
     table = page.text[page.text.index("Sensitivity to what the paper leaves open") :]
+    assert "as above" in table
     assert "dataset: per-seed" in table
     assert "(default shared)" in table
     assert "44%" in table

@@ -11,7 +11,7 @@ from equipoise.experiments.paper._beyond import beyond_recipe
 from equipoise.experiments.paper._reproduce import begin_anew_if_complete, run_studies
 from equipoise.experiments.paper._runner import run_units
 
-TINY = Paper(methods=("sample", "gm-iw"), temperatures=(1.0, 10.0), seeds=1, steps=4, sweeps=False)
+TINY = Paper(methods=("sample", "gm-iw"), temperatures=(1.0, 10.0), seeds=1, steps=4, sweeps=())
 
 
 @pytest.fixture

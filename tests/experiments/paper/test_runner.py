@@ -9,10 +9,10 @@ import pytest
 
 from equipoise.experiments.paper import Paper, _runner, read_results
 from equipoise.experiments.paper._runner import load_unit, run_units
-from equipoise.experiments.paper._sensitivity import alternatives, run_sensitivity
+from equipoise.experiments.paper._sensitivity import _panels, alternatives, run_sensitivity
 
 TINY = Paper(
-    methods=("sample", "gm"), variants=("plain", "sinkhorn"), temperatures=(1.0, 10.0), seeds=2, steps=6, sweeps=False
+    methods=("sample", "gm"), variants=("plain", "sinkhorn"), temperatures=(1.0, 10.0), seeds=2, steps=6, sweeps=()
 )
 
 
@@ -67,7 +67,9 @@ def test_sensitivity_has_a_row_for_every_alternative(tmp_path: Path) -> None:
     recipe = replace(TINY, methods=("sample",), steps=3, seeds=1)
     results = run_units(recipe, tmp_path, workers=0)
     found = run_sensitivity(recipe, results, {}, tmp_path, workers=0, advance=lambda _: None)
-    assert [(row["field"], row["value"]) for row in found["rows"]] == [(f, str(v)) for f, v in alternatives(recipe)]
+    changed = [(row["field"], row["value"]) for row in found["rows"]]
+    assert changed == [(None, None), *((f, str(v)) for f, v in alternatives(recipe))]
+    assert json.loads((tmp_path / "sensitivity" / "sensitivity.json").read_text()) == found
     assert all(set(row["verdicts"]) == {"1", "2", "3", "5", "6", "7", "8", "9"} for row in found["rows"])
 
 
@@ -78,4 +80,15 @@ def test_another_measure_needs_no_training(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("equipoise.experiments.paper._sensitivity.alternatives", lambda _: [("measure", "expected")])
     found = run_sensitivity(recipe, results, {}, tmp_path, workers=0, advance=lambda _: None)
     expected = sum(r.mse_expected < 0.5 for r in results) / len(results)
-    assert found["rows"][0]["solved"] == pytest.approx(expected)
+    assert found["rows"][0]["solved"] == pytest.approx(sum(r.mse < 0.5 for r in results) / len(results))
+    assert found["rows"][1]["solved"] == pytest.approx(expected)
+
+
+def test_sensitivity_trains_the_sweep_that_a_claim_about_the_panels_needs() -> None:
+    """Without it, claim 6 (what gating needs) could be judged under no reading of the paper but the default."""
+    recipe = Paper(seeds=1, steps=2)
+    trained = sum(len(runs) for runs in _panels(recipe).units().values())
+    weights = {run.balance_weight for run in _panels(recipe).runs() if run.loss == "gating"}
+    assert trained == 432 + 6 * 4 * 4  # six methods, four more weights, four temperatures
+    assert weights == {0.0, 0.003, 0.01, 0.03, 0.1}
+    assert {run.balance_weight for run in _panels(recipe).runs() if run.loss == "reinforce"} == {0.0}

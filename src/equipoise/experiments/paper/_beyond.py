@@ -49,7 +49,7 @@ def beyond_recipe(recipe: Paper) -> Paper:
         seeds=_SEEDS if whole else recipe.seeds,
         first_seed=_FIRST_SEED,
         dataset="per-seed",
-        sweeps=False,
+        sweeps=(),
     )
 
 

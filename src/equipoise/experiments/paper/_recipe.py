@@ -24,6 +24,8 @@ TEMPERATURES = (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0
 SWEEP_TEMPERATURES = (0.03, 0.3, 1.0, 10.0)
 RATE_TEMPERATURES = (1.0, 10.0)
 BALANCE_WEIGHTS = (0.0, 0.003, 0.01, 0.03, 0.1)
+# What is varied besides the panels: the weight of the balance loss with either loss, the learning rate with REINFORCE.
+SWEEPS = ("gating-balance", "reinforce-balance", "reinforce-rate")
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 # Variants and methods that are others under another name. Without importance weights, what Gumbel-Matching would weigh
 # with does not matter. Sinkhorn first adds a number to each column of the scores. Two experts that must take n/2 rows
@@ -97,7 +99,8 @@ class Paper:
         seeds: how many; they are consecutive.
         first_seed: where they begin.
         steps: of Adam.
-        sweeps: whether to run the sweeps of the balance loss and the learning rate too.
+        sweeps: what is varied besides: the balance loss ("gating-balance", "reinforce-balance"), the learning rate
+            ("reinforce-rate").
         balance_weight: of the load-balance loss with gating; REINFORCE has none outside of the sweep.
         learning_rate: of Adam outside of the sweep.
         num_points: datapoints, all in every batch.
@@ -122,7 +125,7 @@ class Paper:
     seeds: int = 10
     first_seed: int = 0
     steps: int = 10_000
-    sweeps: bool = True
+    sweeps: tuple[str, ...] = SWEEPS
     balance_weight: float = MAIN_BALANCE_WEIGHT["gating"]
     learning_rate: float = MAIN_LEARNING_RATE
     num_points: int = 100
@@ -142,6 +145,7 @@ class Paper:
             ("methods", self.methods, tuple(METHOD_TABLE)),
             ("losses", self.losses, LOSSES),
             ("variants", self.variants, VARIANTS),
+            ("sweeps", self.sweeps, SWEEPS),
         ):
             for value in values:
                 check_one_of(name, value, known)
@@ -166,11 +170,12 @@ class Paper:
         for variant, method, loss, temperature in grid:
             weight = self.balance_weight if loss == "gating" else 0.0
             found.update(self._seeds(variant, method, loss, weight, temperature, self.learning_rate))
-        if self.sweeps and "plain" in self.variants:
-            for method, loss in itertools.product(self.methods, self.losses):
+        if "plain" in self.variants:
+            swept = [loss for loss in self.losses if f"{loss}-balance" in self.sweeps]
+            for method, loss in itertools.product(self.methods, swept):
                 for weight, temperature in itertools.product(BALANCE_WEIGHTS, SWEEP_TEMPERATURES):
                     found.update(self._seeds("plain", method, loss, weight, temperature, self.learning_rate))
-            if "reinforce" in self.losses:
+            if "reinforce" in self.losses and "reinforce-rate" in self.sweeps:
                 for method, rate in itertools.product(self.methods, LEARNING_RATES):
                     for temperature in RATE_TEMPERATURES:
                         found.update(self._seeds("plain", method, "reinforce", 0.0, temperature, rate))
@@ -205,4 +210,4 @@ class Paper:
 
 def quick() -> Paper:
     """The same experiment in small: three temperatures, three seeds, 200 steps, no sweeps."""
-    return Paper(temperatures=(0.1, 1.0, 10.0), seeds=3, steps=200, sweeps=False)
+    return Paper(temperatures=(0.1, 1.0, 10.0), seeds=3, steps=200, sweeps=())

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the verdicts depend on what the paper leaves open."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 from equipoise.experiments.paper._beyond import beyond_recipe
 from equipoise.experiments.paper._claims import judge
 from equipoise.experiments.paper._recipe import OPEN_CHOICES, SAME, Paper
-from equipoise.experiments.paper._results import Result
+from equipoise.experiments.paper._results import Result, select_main
 from equipoise.experiments.paper._runner import Progress, load_unit, run_units
 
-# Claims that say something about the runs of the six panels.
+# Claims that say something about the runs of the six panels; one of them needs a sweep too.
 _PANEL_CLAIMS = (1, 2, 3, 5, 6, 7, 8, 9)
+_SWEEPS = ("gating-balance",)
 
 
 def run_sensitivity(
@@ -33,33 +35,45 @@ def run_sensitivity(
         recipe: the experiment.
         results: its runs.
         studies: its studies.
-        out: folder for `sensitivity/`.
+        out: folder for `sensitivity/`, and in it `sensitivity.json`, written as each alternative ends.
         workers: processes.
         advance: called with training steps as they are done.
 
     Returns:
-        `rows`: `field`, `value`, `default`, `verdicts` by claim, `solved` (fraction of all runs of the panels).
+        `rows`: `field`, `value`, `default`, `verdicts` by claim, `solved` (fraction of the runs of the panels). In the
+        first nothing is changed: `field` is None.
     """
-    rows: list[dict[str, Any]] = []
-    panels = replace(recipe, sweeps=False)
+    note = "One choice changed at a time; what it cannot affect is taken from the experiment itself."
+    panels = _panels(recipe)
+    rows = [_row(recipe, None, None, _merge(recipe, panels, panels, results, [], out), studies)]
     for name, value in alternatives(recipe):
         changed = replace(panels, **{name: value})
         folder = out / "sensitivity" / f"{name}-{str(value).lower()}"
         affected = _affected(changed, name)
         fresh = run_units(affected, folder, workers=workers, progress=advance) if affected is not None else None
-        again = _merge(panels, changed, results, fresh, out)
-        judged = [claim for claim in judge(again, studies) if claim.number in _PANEL_CLAIMS]
-        rows.append(
-            {
-                "field": name,
-                "value": str(value),
-                "default": str(getattr(recipe, name)),
-                "verdicts": {str(claim.number): claim.verdict for claim in judged},
-                "solved": sum(result.solved for result in again) / max(1, len(again)),
-            }
-        )
-    note = "One choice changed at a time; what it cannot affect is taken from the experiment itself."
+        rows.append(_row(recipe, name, value, _merge(recipe, panels, changed, results, fresh, out), studies))
+        path = out / "sensitivity" / "sensitivity.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"rows": rows, "note": note}, indent=1) + "\n")
     return {"rows": rows, "note": note}
+
+
+def _panels(recipe: Paper) -> Paper:
+    return replace(recipe, sweeps=tuple(sweep for sweep in recipe.sweeps if sweep in _SWEEPS))
+
+
+def _row(
+    recipe: Paper, name: str | None, value: str | None, results: list[Result], studies: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    judged = [claim for claim in judge(results, studies) if claim.number in _PANEL_CLAIMS]
+    main = select_main(results)
+    return {
+        "field": name,
+        "value": None if name is None else str(value),
+        "default": None if name is None else str(getattr(recipe, name)),
+        "verdicts": {str(claim.number): claim.verdict for claim in judged},
+        "solved": sum(result.solved for result in main) / max(1, len(main)),
+    }
 
 
 def alternatives(recipe: Paper) -> list[tuple[str, str | None]]:
@@ -95,7 +109,7 @@ def total_steps(recipe: Paper, *, sensitivity: bool = False, beyond: bool = Fals
     units = len(recipe.units()) + (len(beyond_recipe(recipe).units()) if beyond else 0)
     if sensitivity:
         for name, value in alternatives(recipe):
-            affected = _affected(replace(recipe, sweeps=False, **{name: value}), name)
+            affected = _affected(replace(_panels(recipe), **{name: value}), name)
             units += 0 if affected is None else len(affected.units())
     return units * recipe.steps
 
@@ -115,14 +129,15 @@ def _affected(changed: Paper, name: str) -> Paper | None:
     return changed
 
 
-def _merge(panels: Paper, changed: Paper, results: list[Result], fresh: list[Result] | None, out: Path) -> list[Result]:
+def _merge(
+    recipe: Paper, panels: Paper, changed: Paper, results: list[Result], fresh: list[Result] | None, out: Path
+) -> list[Result]:
     """The runs of the panels, with those that were trained again, or measured otherwise, in their places."""
     by_run = {_identity(result): result for result in results}
     if fresh is None:
         measured: list[Result] = []
-        for name in panels.units():
-            full = replace(panels, sweeps=True)
-            trained = load_unit(out, name, full) or load_unit(out, name, panels)
+        for name in recipe.units():
+            trained = load_unit(out, name, recipe)
             measured += trained.results(changed) if trained is not None else []
         fresh = measured
     by_run.update({_identity(result): result for result in fresh})

@@ -3,9 +3,9 @@
 
 A document marks a place by two comments, `<!-- begin verdicts -->` and `<!-- end verdicts -->`. What is between them is
 generated: `verdicts`, a table of claims and verdicts; `measured`, the same with what was measured; `rules`, how each
-claim is judged; `beyond-argmax` and `beyond-expected`, seeds solved beyond the paper; `beyond-goals`, what they say of
-the goals. All but the rules come from stored results, and are empty as long as there are none. A test holds documents
-and sources together.
+claim is judged; `sensitivity`, verdicts under other readings of the paper; `beyond-argmax` and `beyond-expected`, seeds
+solved beyond the paper; `beyond-goals`, what they say of the goals. All but the rules come from stored results, and are
+empty as long as there are none. A test holds documents and sources together.
 """
 
 import json
@@ -93,18 +93,50 @@ def goal_list(beyond: Mapping[str, Any]) -> str:
     return "\n".join(f"- {g['goal']}: **{verdicts[g['holds']]}**, {g['measured']}." for g in beyond["goals"])
 
 
+def sensitivity_table(found: Mapping[str, Any]) -> str:
+    """Renders the verdicts under other readings of the paper, a row for each.
+
+    Args:
+        found: from `run_sensitivity`.
+
+    Returns:
+        The table, without a line break at the end.
+
+    Example:
+        >>> row = {"field": "dataset", "value": "per-seed", "solved": 0.437, "verdicts": {"1": "not reproduced"}}
+        >>> print(sensitivity_table({"rows": [row]}))
+        | | solved | 1 |
+        |---|---|---|
+        | `dataset` = per-seed | 44% | no |
+    """
+    short = {"reproduced": "yes", "partly": "partly", "not reproduced": "no", "not judged": "-"}
+    numbers = list(found["rows"][0]["verdicts"])
+    lines = [f"| | {' | '.join(['solved', *numbers])} |", "|" + "---|" * (2 + len(numbers))]
+    for row in found["rows"]:
+        name = "the defaults" if row["field"] is None else f"`{row['field']}` = {row['value']}"
+        cells = [name, f"{row['solved']:.0%}", *(short[row["verdicts"][number]] for number in numbers)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _escape(text: str) -> str:
     """Keeps signs from being read as Markdown or HTML: p(y|x) would end a cell."""
     return text.replace("|", r"\|").replace("<", "&lt;")
 
 
-def fill_verdicts(document: str, claims: Sequence[Claim], beyond: Mapping[str, Any] | None = None) -> str:
+def fill_verdicts(
+    document: str,
+    claims: Sequence[Claim],
+    beyond: Mapping[str, Any] | None = None,
+    sensitivity: Mapping[str, Any] | None = None,
+) -> str:
     r"""Puts what is generated between the marks of a document; without claims, no verdicts.
 
     Args:
         document: its text.
         claims: what was judged, or nothing.
         beyond: what was measured beyond the paper, from `judge_beyond`, or nothing.
+        sensitivity: verdicts under other readings, from `run_sensitivity`, or nothing.
 
     Returns:
         The new text. A document without marks is returned as it is.
@@ -117,6 +149,7 @@ def fill_verdicts(document: str, claims: Sequence[Claim], beyond: Mapping[str, A
         "verdicts": verdict_table(claims) if claims else "",
         "measured": verdict_table(claims, measured=True) if claims else "",
         "rules": rule_list(),
+        "sensitivity": sensitivity_table(sensitivity) if sensitivity else "",
         "beyond-argmax": solved_table(beyond) if beyond else "",
         "beyond-expected": solved_table(beyond, "solved_expected") if beyond else "",
         "beyond-goals": goal_list(beyond) if beyond else "",
@@ -134,7 +167,7 @@ def find_stored(root: Path, what: str) -> Path | None:
 
     Args:
         root: of the repository.
-        what: "claims" or "beyond".
+        what: "claims", "beyond" or "sensitivity".
 
     Returns:
         The file, or None.
@@ -143,10 +176,14 @@ def find_stored(root: Path, what: str) -> Path | None:
     return stored[-1] if stored else None
 
 
-def read_stored(root: Path) -> tuple[list[Claim], dict[str, Any] | None]:
-    """Reads the claims and what was measured beyond the paper, as far as they are stored."""
-    claims, beyond = find_stored(root, "claims"), find_stored(root, "beyond")
-    return [] if claims is None else read_claims(claims), None if beyond is None else json.loads(beyond.read_text())
+def read_stored(root: Path) -> tuple[list[Claim], dict[str, Any] | None, dict[str, Any] | None]:
+    """Reads the claims, what was measured beyond the paper, and the sensitivity, as far as they are stored."""
+    claims = find_stored(root, "claims")
+    beyond, sensitivity = (
+        None if (path := find_stored(root, what)) is None else json.loads(path.read_text())
+        for what in ("beyond", "sensitivity")
+    )
+    return [] if claims is None else read_claims(claims), beyond, sensitivity
 
 
 DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/estimators.md")
@@ -161,11 +198,11 @@ def update_documents(root: Path) -> list[Path]:
     Returns:
         The documents that changed.
     """
-    claims, beyond = read_stored(root)
+    stored = read_stored(root)
     changed: list[Path] = []
     for path in (root / name for name in DOCUMENTS):
         before = path.read_text(encoding="utf-8")
-        after = fill_verdicts(before, claims, beyond)
+        after = fill_verdicts(before, *stored)
         if after != before:
             path.write_text(after, encoding="utf-8")
             changed.append(path)
