@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
@@ -109,8 +110,7 @@ def _assign_op(
     scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     *batch, n, k = scores.shape
-    rows = torch.full(batch, n) if mask is None else mask.sum(-1)
-    _check_capacity_values(capacity, rows)
+    _check_capacity_values(capacity, n, mask)
     if prices is not None and not bool(prices.isfinite().all()):
         raise ValueError("prices must be finite, got a NaN or an infinity: pass an earlier Assignment's .prices")
     flat = scores.reshape(math.prod(batch), n, k)
@@ -128,18 +128,22 @@ def _assign_op(
     return z, counts, final_prices, value, gap
 
 
-def _check_capacity_values(capacity: Tensor, rows: Tensor) -> None:
-    if bool((capacity < 0).any()):
+def _check_capacity_values(capacity: Tensor, n: int, mask: Tensor | None) -> None:
+    # In NumPy: on so few numbers a torch operation is all overhead, ten times as much.
+    values = capacity.cpu().numpy()
+    if (values < 0).any():
         raise ValueError(
-            f"capacity must be >= 0, got {int(capacity.min())}: give the number of rows that each expert may take"
+            f"capacity must be >= 0, got {values.min()}: give the number of rows that each expert may take"
         )
-    short = (capacity.sum(-1) < rows.to(capacity.device)).reshape(-1)
-    if bool(short.any()):
-        first = int(short.nonzero()[0])
+    sums = values.sum(-1).reshape(-1)
+    rows = np.full(len(sums), n) if mask is None else mask.sum(-1).reshape(-1).cpu().numpy()
+    short = sums < rows
+    if short.any():
+        first = int(short.argmax())
         where = f" in problem {first}" if len(short) > 1 else ""
         raise ValueError(
-            f"capacity must sum to at least the number of rows, {int(rows.reshape(-1)[first])}{where}, got "
-            f"{int(capacity.sum(-1).reshape(-1)[first])}: raise it, or mask rows"
+            f"capacity must sum to at least the number of rows, {rows[first]}{where}, got {sums[first]}: raise it, or "
+            "mask rows"
         )
 
 

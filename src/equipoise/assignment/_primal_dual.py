@@ -3,7 +3,8 @@
 
 The order of work for one problem, each part a compiled kernel (`_kernels`):
 
-1. prices from samples of the rows, coarse to fine (`coarse_prices`), or from a warm start;
+1. prices from samples of the rows, coarse to fine (`coarse_prices`), or from a warm start; where few rows say too
+   little, from all of them (`all_prices`);
 2. one pass over the matrix that settles most rows and lists what the others could still choose (`collect`);
 3. Newton steps on the smoothed dual over those choices (`refine`), then exact shortest chains of moves (`exact_flow`);
 4. one pass over the matrix in float64 that prices every entry (`price_rows`). A row with a better offer among what step
@@ -14,7 +15,6 @@ Small problems skip to the exact part with every expert a candidate of every row
 derivation. Legend: b problems, n rows, k experts.
 """
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
 from equipoise.assignment._infeasible import illegal_scores, no_room
-from equipoise.assignment._kernels import _choices, _pricing, _solve
+from equipoise.assignment._kernels import _choices, _descent, _pricing, _smoothing, _solve
 
 Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
@@ -113,63 +113,79 @@ class _Problem:
         slack = bool(self.capacity.sum() > self.mask.sum())
         target = self.capacity.astype(np.float64)
         _solve.close_experts(self.capacity, self.prices)
-        if not warm:
-            _solve.coarse_prices(self.scores, self.mask, target, slack, self.prices, self.z)
-        before = self.prices.copy()
+        n, k = self.scores.shape
+        spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), self.prices)
+        mu, slop, excess = 0.0, 0.0, _solve.LOST
+        if not warm and spread > 0:
+            mu = _solve.coarse_prices(self.scores, self.mask, target, slack, spread, self.prices, self.z)
         radius = _solve.sampling_radius(self.scores, self.mask, self.prices, 1)
-        choices, settled, excess = self._refine(radius, target, slack)
-        slop = 0.0
+        if mu == 0:
+            choices, settled, excess = self._refine(radius, target, slack, k)
         if not self._near_balance(excess):
-            # Smoothing from few rows misled, as it does where rows are tied or of very different scales.
-            self.prices[:] = before
-            self._sample_prices()
-            before = self.prices.copy()
-            radius = _solve.crowd_radius(self.scores, self.mask, self.prices)
+            radius, tied = self._all_prices(mu, target, slack)
             slop = 1e-12 * (radius + float(np.max(self.prices, where=np.isfinite(self.prices), initial=0.0)))
-            choices, settled, excess = self._refine(radius, target, slack)
-            if not self._near_balance(excess):
+            if tied:
+                self._refuse_illegal_rows()
+                value, regret, wrong = self._solve_with_all_choices(slop=radius)
+                if len(wrong) == 0:
+                    return value, regret
+            before = self.prices.copy()
+            choices, settled, excess = self._refine(radius, target, slack, max(k, n // 64))
+            if excess < 0:
                 self.prices[:] = before
                 choices, settled = self._collect(radius)
-        for _ in range(4):
+        start = self.prices.copy()
+        for _ in range(3):
             result = self._finish(choices, settled, radius, slop)
             if result is not None:
                 return result
-            choices, settled = self._collect(radius)
+            self.prices[:] = start
             radius *= 8
+            choices, settled = self._collect(radius)
         value, regret, wrong = self._solve_with_all_choices()
         if warm and len(wrong) > 0:
             self.prices[:] = 0.0  # a start so far off that rounding swallowed the scores: once more without it
             return self.solve(warm=False)
         return value, regret
 
+    def _all_prices(self, mu: float, target: Floats, slack: bool) -> tuple[float, bool]:
+        """Prices from all rows, from those of a sample (where it led to mu) or from none; a radius for candidates.
+
+        Returns:
+            The radius, and whether rows are tied between more experts than a list has room for.
+        """
+        n, k = self.scores.shape
+        stride = _solve.coarse_stride(n, k)
+        if mu == 0:
+            self.prices[:] = 0.0
+            _solve.close_experts(self.capacity, self.prices)
+        spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), self.prices)
+        if not spread > 0:
+            return 0.0, True
+        least = _solve.LEAST_MU * spread
+        if mu == 0:
+            mu = _descent.follow(self.scores, self.mask, stride, target, slack, self.prices, spread / 4, least)
+        return _descent.all_prices(self.scores, self.mask, stride, target, slack, self.prices, mu, least)
+
+    def _refuse_illegal_rows(self) -> None:
+        row = _solve.illegal_row(self.scores, self.mask, self.capacity)
+        if row >= 0:
+            raise illegal_scores(self.scores, self.capacity, row, self.index)
+
     def _near_balance(self, excess: float) -> bool:
         return 0 <= excess <= len(self.z) / 64 + len(self.prices)
 
-    def _sample_prices(self) -> None:
-        """Prices from the exact solution of every eighth row, found the same way."""
-        scores, mask = self.scores[::8], self.mask[::8]
-        rows, total = int(mask.sum()), int(self.mask.sum())
-        capacity = -(-self.capacity * rows // max(1, total))
-        # A sample of rows that -inf confines may have no solution though the whole has one; then prices stay.
-        with contextlib.suppress(ValueError):
-            _, _, prices, _, _ = primal_dual(
-                torch.from_numpy(np.ascontiguousarray(scores))[None],
-                torch.from_numpy(capacity)[None],
-                torch.from_numpy(mask.copy())[None],
-                None,
-            )
-            self.prices[:] = np.where(self.capacity == 0, np.inf, prices[0].numpy())
-
-    def _refine(self, radius: float, target: Floats, slack: bool) -> tuple[_choices.Choices, Floats, float]:
+    def _refine(self, radius: float, target: Floats, slack: bool, goal: int) -> tuple[_choices.Choices, Floats, float]:
         """Collects choices and refines prices, once more if they move out of the radius; and the rows left to move."""
         choices, settled = self._collect(radius)
         if not radius > 0:
             return choices, settled, 0.0
-        goal = float(len(target))
-        choices, excess = _solve.refine(choices, settled, target, slack, 1, radius, goal, self.prices, self.z)
+        choices, excess = _solve.refine(choices, settled, target, slack, 1, radius, float(goal), self.prices, self.z)
         if excess == _solve.DRIFTED:
             choices, settled = self._collect(radius)
-            choices, excess = _solve.refine(choices, settled, target, slack, 1, radius, goal, self.prices, self.z)
+            choices, excess = _solve.refine(
+                choices, settled, target, slack, 1, radius, float(goal), self.prices, self.z
+            )
         return choices, settled, excess
 
     def _collect(self, radius: float) -> tuple[_choices.Choices, Floats]:
@@ -225,9 +241,9 @@ class _Problem:
         found = [wrong[start : start + part[3]] for (start, _), part in zip(blocks, parts, strict=True)]
         return value, regret, np.concatenate(found)
 
-    def _solve_with_all_choices(self) -> tuple[float, float, Ints]:
+    def _solve_with_all_choices(self, slop: float = 0.0) -> tuple[float, float, Ints]:
         choices = _choices.all_choices(self.scores, self.mask)
-        stuck = _solve.exact_flow(choices, np.zeros(len(self.prices)), self.capacity, self.prices, self.z, 0.0)
+        stuck = _solve.exact_flow(choices, np.zeros(len(self.prices)), self.capacity, self.prices, self.z, slop)
         if stuck >= 0:
             raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
         return self._price()

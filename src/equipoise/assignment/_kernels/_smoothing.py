@@ -21,11 +21,14 @@ Legend: n rows, k experts, w candidates of a row. An expert whose price is +inf 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise._core._jit import jit, jit_vector
-from equipoise.assignment._kernels._choices import Choices, Scores, offers_and_best
+from equipoise._core._jit import jit, jit_inline, jit_vector
+from equipoise.assignment._kernels._choices import Choices, Scores
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
+
+# In one step an expert that shares no rows with others moves by at most this many mu, and any at most by that many.
+ALONE, FURTHEST = 1.5, 64.0
 
 
 @jit_vector
@@ -37,54 +40,6 @@ def soft_exp(x: float) -> float:
     t *= t
     t *= t
     return t * t
-
-
-@jit_vector
-def _soft_weights(offers: Scores, best: float, inverse_mu: float, weights: Scores) -> float:
-    total = offers[0] * 0
-    for j in range(offers.shape[0]):
-        weights[j] = soft_exp((offers[j] - best) * inverse_mu)
-        total += weights[j]
-    return total
-
-
-@jit
-def dense_demand(
-    scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats, mu: float, demand: Floats, curvature: Floats
-) -> float:
-    """What `soft_demand` does, from every `stride`-th row with all its experts."""
-    k = prices.shape[0]
-    near_prices = prices.astype(scores.dtype)
-    near_inverse = (np.ones(1) / mu).astype(scores.dtype)
-    offers, weights = np.empty(k, scores.dtype), np.empty(k, scores.dtype)
-    sharing, shares = np.empty(k, np.int32), np.empty(k)
-    dual = 0.0
-    for i in range(0, scores.shape[0], stride):
-        if not mask[i]:
-            continue
-        best = offers_and_best(scores[i], near_prices, offers)
-        if not best > -np.inf:
-            continue
-        total = _soft_weights(offers, best, near_inverse[0], weights)
-        dual += best + mu * np.log(total)
-        scale = 1 / total
-        count = 0
-        for j in range(k):
-            sharing[count] = j
-            count += weights[j] * scale > 1e-3
-        # Of a row that many share only the diagonal is kept, which overstates the curvature: a shorter step, but k^2
-        # fewer operations.
-        few = count <= 16
-        for w in range(count):
-            j = sharing[w]
-            shares[w] = weights[j] * scale
-            demand[j] += shares[w]
-            if few:
-                for v in range(w):
-                    curvature[j, sharing[v]] += shares[w] * shares[v]
-            else:
-                curvature[j, j] += shares[w]
-    return dual
 
 
 @jit
@@ -149,31 +104,53 @@ def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, cur
     cols, vals, widths = choices.cols, choices.vals, choices.width
     dual, inverse = 0.0, 1 / mu
     product = 1.0  # of sums between 1 and w: one logarithm for many rows
-    p = np.empty(cols.shape[1])
+    p, sharing = np.empty(cols.shape[1] + 1), np.empty(cols.shape[1] + 1, np.int32)
     for a in range(widths.shape[0]):
         width = widths[a]
-        best = -np.inf
-        for w in range(width):
-            p[w] = vals[a, w] - prices[cols[a, w]]
-            best = max(best, p[w])
-        total = 0.0
-        for w in range(width):
-            p[w] = soft_exp((p[w] - best) * inverse)
-            total += p[w]
-        dual += best
+        if width == 2:  # most rows, where lists are short
+            j, t = cols[a, 0], cols[a, 1]
+            first, second = vals[a, 0] - prices[j], vals[a, 1] - prices[t]
+            e = soft_exp(-abs(first - second) * inverse)
+            total = 1.0 + e
+            more = 1.0 / total
+            less = e * more
+            demand[j] += more if first >= second else less
+            demand[t] += less if first >= second else more
+            curvature[j, t] += less * more
+            dual += max(first, second)
+        else:
+            best, total = _soften(cols[a], vals[a], width, prices, inverse, p)
+            scale = 1.0 / total
+            count = 0
+            for w in range(width):
+                share = p[w] * scale
+                demand[cols[a, w]] += share
+                p[count] = share
+                sharing[count] = cols[a, w]
+                count += share > 1e-3
+            for w in range(1, count):
+                share, j = p[w], sharing[w]
+                for v in range(w):
+                    curvature[j, sharing[v]] += share * p[v]
+            dual += best
         product *= total
         if product > 1e200:
             dual += mu * np.log(product)
             product = 1.0
-        scale = 1 / total
-        for w in range(width):
-            p[w] *= scale
-            j = cols[a, w]
-            demand[j] += p[w]
-            if p[w] > 1e-4:
-                for v in range(w):
-                    curvature[j, cols[a, v]] += p[w] * p[v]
     return dual + mu * np.log(product)
+
+
+@jit_inline
+def _soften(cols: Ints, vals: Scores, width: int, prices: Floats, inverse: float, p: Floats) -> tuple[float, float]:
+    """Writes the softmax's weights of one row's candidates; returns the best offer and the weights' sum."""
+    best, total = -np.inf, 0.0
+    for w in range(width):
+        p[w] = vals[w] - prices[cols[w]]
+        best = max(best, p[w])
+    for w in range(width):
+        p[w] = soft_exp((p[w] - best) * inverse)
+        total += p[w]
+    return best, total
 
 
 @jit
@@ -192,30 +169,127 @@ def laplacian(curvature: Floats) -> None:
 def newton_step(
     prices: Floats, demand: Floats, target: Floats, hessian: Floats, mu: float, limit: float, slack: bool
 ) -> float:
-    """One projected Newton step on the prices, at most `limit` for each; returns the largest change."""
+    """One projected Newton step on the prices, with limited changes between experts that share rows.
+
+    A row's softmax sees differences between prices, and the quadratic model holds for differences of a few mu. So these
+    are limited, not the prices: where experts compete in a chain, changes add up along it, and its ends must move far.
+    A step that exceeds the limit is replaced by the one whose differences come nearest to the limited ones, weighted
+    like the Hessian: the same system of equations with another right side.
+
+    Returns:
+        The largest change of a difference between experts that share enough rows, before limiting.
+    """
     k = prices.shape[0]
     free = np.empty(k, np.bool_)
-    residual = np.zeros(k)
+    right = np.zeros(k)
+    # Ties every price to where it is, which decides only for experts that share no rows with others.
+    anchor = 1e-6 * target + 1e-12
+    matrix = hessian.copy()
     for j in range(k):
         excess = demand[j] - target[j]
         free[j] = prices[j] < np.inf and (not slack or prices[j] > 0 or excess > 0)
         if free[j]:
-            residual[j] = mu * excess
-            # An expert without a near-tied row has no curvature; this keeps its step finite (`limit` cuts it).
-            hessian[j, j] += 1e-3 * target[j]
+            right[j] = mu * excess
+            matrix[j, j] += anchor[j]
         else:
-            hessian[j, :] = 0.0
-            hessian[:, j] = 0.0
-            hessian[j, j] = 1.0
-    step = conjugate_gradients(hessian, residual)
-    largest = 0.0
+            fix(matrix, j)
+    step = conjugate_gradients(matrix, right)
+    longest = over = 0.0
+    for attempt in range(4):
+        over, noted = limit_differences(hessian, free, target, anchor, step, limit, ALONE * mu, right)
+        longest = noted if attempt == 0 else longest
+        if over <= 1.0 + attempt:
+            break
+        step = conjugate_gradients(matrix, right)
+    if over > 2.0:
+        step *= 2.0 / over
+    if slack:
+        stop_at_zero(prices, free, hessian, anchor, step)
     for j in range(k):
-        if free[j]:
-            before = prices[j]
-            prices[j] += max(-limit, min(limit, step[j]))
-            largest = max(largest, abs(prices[j] - before))
+        if prices[j] < np.inf:
+            prices[j] += max(-FURTHEST * mu, min(FURTHEST * mu, step[j]))
     rest_prices(prices, slack)
-    return largest
+    return longest
+
+
+@jit
+def fix(matrix: Floats, j: int) -> None:
+    """Takes an unknown out of a system: its value is what the right side says."""
+    matrix[j, :] = 0.0
+    matrix[:, j] = 0.0
+    matrix[j, j] = 1.0
+
+
+@jit
+def limit_differences(
+    hessian: Floats,
+    free: NDArray[np.bool_],
+    target: Floats,
+    anchor: Floats,
+    step: Floats,
+    limit: float,
+    alone: float,
+    right: Floats,
+) -> tuple[float, float]:
+    """Writes the right side whose solution has the differences of a step, each limited.
+
+    Returns:
+        The largest difference in units of the limit; and the largest one between experts that share enough rows for it
+        to be known, as it is.
+    """
+    over = noted = 0.0
+    for j in range(step.shape[0]):
+        if not free[j]:
+            continue
+        total = anchor[j] * max(-alone, min(alone, step[j]))
+        if hessian[j, j] < anchor[j]:
+            over = max(over, abs(step[j]) / alone)
+        known = hessian[j, j] > 0.25 * np.sqrt(target[j])
+        for t in range(step.shape[0]):
+            weight = -hessian[j, t]
+            if t != j and weight > 0.0:
+                difference = step[j] - step[t]
+                total += weight * max(-limit, min(limit, difference))
+                over = max(over, abs(difference) / limit)
+                if known and weight > 1e-2 * hessian[j, j]:
+                    noted = max(noted, abs(difference))
+        right[j] = total
+    return over, noted
+
+
+@jit
+def stop_at_zero(prices: Floats, free: NDArray[np.bool_], hessian: Floats, anchor: Floats, step: Floats) -> None:
+    """Ends the step of every price that would fall below 0 there; the others must know, or they would do too much."""
+    k = prices.shape[0]
+    for _ in range(4):
+        stopped = False
+        matrix, right = hessian.copy(), hessian @ step + anchor * step
+        for j in range(k):
+            matrix[j, j] += anchor[j]
+            if free[j] and prices[j] + step[j] < 0:
+                free[j], stopped = False, True
+                step[j] = -prices[j]
+        if not stopped:
+            break
+        for j in range(k):
+            if not free[j]:
+                right -= hessian[:, j] * step[j]
+        for j in range(k):
+            if not free[j]:
+                fix(matrix, j)
+                right[j] = step[j]
+        step[:] = conjugate_gradients(matrix, right)
+
+
+@jit
+def imbalance(demand: Floats, target: Floats, prices: Floats, slack: bool) -> float:
+    """Rows by which demand misses what the prices call for: the target, or at most that where the price is 0."""
+    over = under = 0.0
+    for j in range(prices.shape[0]):
+        over += max(0.0, demand[j] - target[j])
+        if prices[j] > 0 and prices[j] < np.inf:
+            under += max(0.0, target[j] - demand[j])
+    return max(over, under) if slack else over
 
 
 @jit
@@ -255,7 +329,10 @@ def _dot(x: Floats, y: Floats) -> float:
 
 @jit
 def conjugate_gradients(matrix: Floats, right: Floats) -> Floats:
-    """Solves a symmetric positive definite system to 1%, preconditioned by its diagonal."""
+    """Solves a symmetric positive definite system, preconditioned by its diagonal.
+
+    To 1e-4: where experts compete in a chain, what is left of a coarser solution is the part that moves its ends.
+    """
     k = right.shape[0]
     x = np.zeros(k)
     residual = right.copy()
@@ -264,8 +341,8 @@ def conjugate_gradients(matrix: Floats, right: Floats) -> Floats:
     direction = z.copy()
     image = np.empty(k)
     rho = _dot(residual, z)
-    enough = 1e-4 * rho
-    for _ in range(k):
+    enough = 1e-8 * rho
+    for _ in range(2 * k):
         if rho <= enough:
             break
         _times(matrix, direction, image)

@@ -18,17 +18,16 @@ from equipoise.assignment._kernels._choices import (
     narrow,
     offers_and_best,
     room_for_choices,
-    width_of_choices,
 )
+from equipoise.assignment._kernels._descent import follow
 from equipoise.assignment._kernels._flow import balance, expert_at, mend_prices, new_flow, seat_rows, settle_vacancies
 from equipoise.assignment._kernels._pair import solve_pair
 from equipoise.assignment._kernels._pricing import final_prices, finite_prices, price_rows
 from equipoise.assignment._kernels._smoothing import (
-    dense_demand,
     gap_quantile,
+    imbalance,
     laplacian,
     linear_part,
-    mean_spread,
     newton_step,
     soft_demand,
     step_back,
@@ -42,6 +41,8 @@ Flags = NDArray[np.bool_]
 # The first sample has this many rows for each expert, every later one is this many times as large.
 COARSE_ROWS_PER_EXPERT = 16
 LEVEL_RATIO = 8
+# Below this fraction of the spread of offers, differences are rounding in float32.
+LEAST_MU = 1e-5
 # How a refinement can fail: demand could not be met; or prices moved so far that other candidates count.
 LOST, DRIFTED = -1.0, -2.0
 MOST_STEPS = 8
@@ -64,25 +65,27 @@ def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int) ->
 
 
 @jit
-def crowd_radius(scores: Scores, mask: Flags, prices: Floats) -> float:
-    """A radius within which most rows have about half as many candidates as there is room for."""
-    n, k = scores.shape
-    return gap_quantile(scores, mask, max(1, n // 256), prices, min(k - 1, width_of_choices(k) // 2), 0.8)
+def coarse_stride(n: int, k: int) -> int:
+    """The first sample is every so-manieth row."""
+    return max(1, n // (COARSE_ROWS_PER_EXPERT * k))
 
 
 @jit
-def coarse_prices(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats, z: Ints) -> float:
+def coarse_prices(
+    scores: Scores, mask: Flags, target: Floats, slack: bool, spread: float, prices: Floats, z: Ints
+) -> float:
     """Prices from samples of the rows, each larger than the one before, all smaller than the whole.
 
     Returns:
-        The mean spread of a row's offers.
+        0; or where the first sample is not enough for lists of candidates, the mu down to which it could be followed.
     """
     n, k = scores.shape
-    stride = max(1, n // (COARSE_ROWS_PER_EXPERT * k))
-    spread = mean_spread(scores, mask, max(stride, n // 64), prices)
-    if not spread > 0:
-        return 0.0
-    descend(scores, mask, stride, target, slack, prices, spread / 4)
+    stride = coarse_stride(n, k)
+    if held_out(scores, mask, stride, target, slack, prices) > 0.5 * np.sqrt(k * (n / stride)):
+        mu = follow(scores, mask, stride, target, slack, prices, spread / 4, LEAST_MU * spread)
+        # What a row's choice depends on is then smaller than what the sample tells; or so small that it told a lot.
+        if sampling_radius(scores, mask, prices, 1) < mu or mu < spread / 512:
+            return mu
     stride //= LEVEL_RATIO
     while stride >= 4:
         choices = room_for_choices(scores, n // stride + 1)
@@ -95,43 +98,7 @@ def coarse_prices(scores: Scores, mask: Flags, target: Floats, slack: bool, pric
         if excess == LOST:
             prices[:] = before
         stride //= LEVEL_RATIO
-    return spread
-
-
-@jit
-def descend(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats, mu: float) -> None:
-    """Newton steps on every `stride`-th row with less and less smoothing, all experts of a row taking part.
-
-    Ends with the prices under which the rows halfway between those come nearest to balance: less smoothing fits the
-    sample better, but at some point only the sample.
-    """
-    n, k = scores.shape
-    best, nearest = prices.copy(), held_out(scores, mask, stride, target, slack, prices)
-    if nearest <= 0.5 * np.sqrt(k * (n / stride)):
-        return  # balanced already, as far as so few rows can tell
-    for _ in range(8):
-        least, before = np.inf, prices.copy()
-        for _ in range(MOST_STEPS):
-            demand, hessian = np.zeros(k), np.zeros((k, k))
-            dual = dense_demand(scores, mask, stride, prices, mu, demand, hessian)
-            goals = target * (1.0 / stride if slack else demand.sum() / target.sum())
-            dual += linear_part(prices, goals)
-            if dual > least:
-                step_back(prices, before)
-                continue
-            least = dual
-            before[:] = prices
-            if imbalance(demand, goals, prices, slack) <= demand.sum() / 32:
-                break
-            laplacian(hessian)
-            newton_step(prices, demand, goals, hessian, mu, 3 * mu, slack)
-        missed = held_out(scores, mask, stride, target, slack, prices)
-        if missed < nearest:
-            best[:], nearest = prices, missed
-        elif missed > 1.25 * nearest:
-            break
-        mu /= 4
-    prices[:] = best
+    return 0.0
 
 
 @jit
@@ -145,17 +112,6 @@ def held_out(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bo
             if best > -np.inf:
                 counts[first_at_least(offers, best)] += 1
     return imbalance(counts, target * (1.0 / stride if slack else counts.sum() / target.sum()), prices, slack)
-
-
-@jit
-def imbalance(demand: Floats, target: Floats, prices: Floats, slack: bool) -> float:
-    """Rows by which demand misses what the prices call for: the target, or at most that where the price is 0."""
-    over = under = 0.0
-    for j in range(prices.shape[0]):
-        over += max(0.0, demand[j] - target[j])
-        if prices[j] > 0 and prices[j] < np.inf:
-            under += max(0.0, target[j] - demand[j])
-    return max(over, under) if slack else over
 
 
 @jit
@@ -185,7 +141,7 @@ def refine(
     target = target * (1.0 / stride if slack else rows / target.sum())
     before = prices.copy()
     while True:
-        length, missed, least, last = mu, np.inf, np.inf, prices.copy()
+        length, missed, least, last = np.inf, np.inf, np.inf, prices.copy()
         for _ in range(MOST_STEPS):
             demand = settled.copy()
             hessian = np.zeros((k, k))
@@ -194,10 +150,11 @@ def refine(
             if dual > least and length > mu / 2:
                 step_back(prices, last)
                 continue
-            least = dual
+            least, before_step = dual, missed
             last[:] = prices
             missed = imbalance(demand, target, prices, slack)
-            if missed <= max(0.25 * goal, rows / 2048):
+            # What is missed by little, and not by less than before, less smoothing will see to.
+            if missed <= max(0.25 * goal, rows / 2048) or 0.8 * before_step < missed <= rows / 64:
                 break
             laplacian(hessian)
             length = newton_step(prices, demand, target, hessian, mu, 3 * mu, slack)
