@@ -16,7 +16,7 @@ derivation. Legend: b problems, n rows, k experts.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -96,6 +96,15 @@ def _solve_directly(
         raise no_room(s[i], rows[i], c[i], z[i], int(status[i]) - n, int(i))
 
 
+class _Start(NamedTuple):
+    """Where the exact part begins: rows with a choice, rows without, how far candidates are, what counts as tied."""
+
+    choices: _choices.Choices
+    settled: Floats
+    radius: float
+    slop: float
+
+
 @dataclass
 class _Problem:
     """One large problem on its way to a solution; prices and z are changed in place."""
@@ -111,69 +120,96 @@ class _Problem:
     def solve(self, warm: bool) -> tuple[float, float]:
         """Returns the value and the sum of the rows' regrets."""
         slack = bool(self.capacity.sum() > self.mask.sum())
-        target = self.capacity.astype(np.float64)
         _solve.close_experts(self.capacity, self.prices)
-        n, k = self.scores.shape
+        n, _ = self.scores.shape
         spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), self.prices)
-        mu, slop, excess = 0.0, 0.0, _solve.LOST
-        if not warm and spread > 0:
-            mu = _solve.coarse_prices(self.scores, self.mask, target, slack, spread, self.prices, self.z)
-        radius = _solve.sampling_radius(self.scores, self.mask, self.prices, 1)
-        if mu == 0:
-            choices, settled, excess = self._refine(radius, target, slack, k)
-        if not self._near_balance(excess):
-            radius, tied = self._all_prices(mu, target, slack)
-            slop = 1e-12 * (radius + float(np.max(self.prices, where=np.isfinite(self.prices), initial=0.0)))
+        if warm and not slack:
+            _solve.shrink_to_noise(self.scores, self.mask, self.prices)
+        if n <= BLOCK_ROWS:
+            solved, value, regret, mu = _solve.solve_usual(
+                self.scores, self.mask, self.capacity, slack, warm, spread, self.prices, self.z
+            )
+            if solved:
+                return value, regret
+            start = None
+        else:
+            start, mu = self._start_from_samples(slack, warm, spread)
+        if start is None:
+            radius, tied = self._all_prices(mu, spread, slack)
             if tied:
                 self._refuse_illegal_rows()
                 value, regret, wrong = self._solve_with_all_choices(slop=radius)
                 if len(wrong) == 0:
                     return value, regret
-            before = self.prices.copy()
-            choices, settled, excess = self._refine(radius, target, slack, max(k, n // 64))
-            if excess < 0:
-                self.prices[:] = before
-                choices, settled = self._collect(radius)
-        start = self.prices.copy()
-        for _ in range(3):
-            result = self._finish(choices, settled, radius, slop)
-            if result is not None:
-                return result
-            self.prices[:] = start
-            radius *= 8
-            choices, settled = self._collect(radius)
-        value, regret, wrong = self._solve_with_all_choices()
+            start = self._start_from_all_rows(slack, radius)
+        value, regret, wrong = self._finish_widening(start)
         if warm and len(wrong) > 0:
             self.prices[:] = 0.0  # a start so far off that rounding swallowed the scores: once more without it
             return self.solve(warm=False)
         return value, regret
 
-    def _all_prices(self, mu: float, target: Floats, slack: bool) -> tuple[float, bool]:
-        """Prices from all rows, from those of a sample (where it led to mu) or from none; a radius for candidates.
+    def _start_from_samples(self, slack: bool, warm: bool, spread: float) -> tuple[_Start | None, float]:
+        """The usual case, in blocks of rows. None where samples are not enough, and the mu they led to, if they did."""
+        n, k = self.scores.shape
+        target = self.capacity.astype(np.float64)
+        if not warm and spread > 0:
+            mu = _solve.coarse_prices(self.scores, self.mask, target, slack, spread, self.prices, self.z)
+            if mu > 0:
+                return None, mu
+        radius = _solve.sampling_radius(self.scores, self.mask, self.prices, 1)
+        choices, settled, excess = self._refine(radius, target, slack, k)
+        return _Start(choices, settled, radius, 0.0) if _solve.near_balance(excess, n, k) else None, 0.0
+
+    def _start_from_all_rows(self, slack: bool, radius: float) -> _Start:
+        """Lists of candidates within a radius of prices that are good already."""
+        n, k = self.scores.shape
+        before = self.prices.copy()
+        choices, settled, excess = self._refine(radius, self.capacity.astype(np.float64), slack, max(k, n // 64))
+        if excess < 0:
+            self.prices[:] = before
+            choices, settled = self._collect(radius)
+        largest = float(np.max(self.prices, where=np.isfinite(self.prices), initial=0.0))
+        return _Start(choices, settled, radius, 1e-12 * (radius + largest))
+
+    def _all_prices(self, mu: float, spread: float, slack: bool) -> tuple[float, bool]:
+        """Prices from all rows, from those of a sample (where it led to mu) or from none.
 
         Returns:
-            The radius, and whether rows are tied between more experts than a list has room for.
+            The radius for candidates, and whether rows are tied between more experts than a list has room for.
         """
         n, k = self.scores.shape
+        target = self.capacity.astype(np.float64)
         stride = _solve.coarse_stride(n, k)
         if mu == 0:
             self.prices[:] = 0.0
             _solve.close_experts(self.capacity, self.prices)
-        spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), self.prices)
-        if not spread > 0:
-            return 0.0, True
+            spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), self.prices)
+            if not spread > 0:
+                return 0.0, True
         least = _solve.LEAST_MU * spread
         if mu == 0:
             mu = _descent.follow(self.scores, self.mask, stride, target, slack, self.prices, spread / 4, least)
         return _descent.all_prices(self.scores, self.mask, stride, target, slack, self.prices, mu, least)
 
+    def _finish_widening(self, start: _Start) -> tuple[float, float, Ints]:
+        """The exact part; with more candidates where they turn out too few, in the end with all of them."""
+        choices, settled, radius, slop = start
+        prices = self.prices.copy()
+        for _ in range(3):
+            result = self._finish(choices, settled, radius, slop)
+            if not isinstance(result, str):
+                return *result, np.empty(0, np.int32)
+            self.prices[:] = prices
+            if result == "stuck":
+                break
+            radius *= 8
+            choices, settled = self._collect(radius)
+        return self._solve_with_all_choices()
+
     def _refuse_illegal_rows(self) -> None:
         row = _solve.illegal_row(self.scores, self.mask, self.capacity)
         if row >= 0:
             raise illegal_scores(self.scores, self.capacity, row, self.index)
-
-    def _near_balance(self, excess: float) -> bool:
-        return 0 <= excess <= len(self.z) / 64 + len(self.prices)
 
     def _refine(self, radius: float, target: Floats, slack: bool, goal: int) -> tuple[_choices.Choices, Floats, float]:
         """Collects choices and refines prices, once more if they move out of the radius; and the rows left to move."""
@@ -210,18 +246,23 @@ class _Problem:
 
     def _finish(
         self, choices: _choices.Choices, settled: Floats, radius: float, slop: float
-    ) -> tuple[float, float] | None:
-        """Exact flow on the choices until no row has a better offer elsewhere; None if too many rows do."""
-        for _ in range(6):
+    ) -> tuple[float, float] | Literal["stuck", "lacking"]:
+        """Exact flow on the choices until no row has a better offer elsewhere.
+
+        Returns:
+            Value and regret; or that rows cannot all be placed ("stuck"), or that too many want what is not among their
+            choices ("lacking").
+        """
+        for _ in range(_solve.MOST_ROUNDS):
             if _solve.exact_flow(choices, settled, self.capacity, self.prices, self.z, slop) != -1:
-                return None
+                return "stuck"
             value, regret, wrong = self._price()
             if len(wrong) == 0:
                 return value, regret
             if len(wrong) > len(self.z) // 32:
-                return None
+                return "lacking"
             choices = _solve.reinstate(self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z)
-        return None
+        return "lacking"
 
     def _price(self) -> tuple[float, float, Ints]:
         """Value, sum of regrets, and the rows that have a better offer, which are none if that sum is rounding."""

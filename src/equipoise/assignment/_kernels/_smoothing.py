@@ -194,15 +194,9 @@ def newton_step(
         else:
             fix(matrix, j)
     step = conjugate_gradients(matrix, right)
-    longest = over = 0.0
-    for attempt in range(4):
-        over, noted = limit_differences(hessian, free, target, anchor, step, limit, ALONE * mu, right)
-        longest = noted if attempt == 0 else longest
-        if over <= 1.0 + attempt:
-            break
-        step = conjugate_gradients(matrix, right)
-    if over > 2.0:
-        step *= 2.0 / over
+    longest = step.max() - step.min()
+    if longest > min(limit, ALONE * mu):
+        step, longest = limited(step, matrix, hessian, free, target, anchor, limit, ALONE * mu)
     if slack:
         stop_at_zero(prices, free, hessian, anchor, step)
     for j in range(k):
@@ -218,6 +212,29 @@ def fix(matrix: Floats, j: int) -> None:
     matrix[j, :] = 0.0
     matrix[:, j] = 0.0
     matrix[j, j] = 1.0
+
+
+@jit
+def limited(
+    step: Floats,
+    matrix: Floats,
+    hessian: Floats,
+    free: NDArray[np.bool_],
+    target: Floats,
+    anchor: Floats,
+    limit: float,
+    alone: float,
+) -> tuple[Floats, float]:
+    """A step with limited differences in place of the one given, and the largest of that one that is known."""
+    right = np.zeros(step.shape[0])
+    longest = over = 0.0
+    for attempt in range(4):
+        over, noted = limit_differences(hessian, free, target, anchor, step, limit, alone, right)
+        longest = noted if attempt == 0 else longest
+        if over <= 1.0 + attempt:
+            break
+        step = conjugate_gradients(matrix, right)
+    return step * min(1.0, 2.0 / max(over, 1.0)), longest
 
 
 @jit

@@ -46,6 +46,8 @@ LEAST_MU = 1e-5
 # How a refinement can fail: demand could not be met; or prices moved so far that other candidates count.
 LOST, DRIFTED = -1.0, -2.0
 MOST_STEPS = 8
+# How often rows get choices back that they turn out to need.
+MOST_ROUNDS = 6
 # A gap of this much of the value, or of the largest score assigned, is rounding. Ten times stricter than promised.
 ENOUGH = 1e-10
 
@@ -62,6 +64,29 @@ def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int) ->
     rows = max(1, n // stride)
     fraction = min(0.35, 3.5 * np.sqrt(k * LEVEL_RATIO / rows))
     return gap_quantile(scores, mask, max(stride, n // 256), prices, 1, fraction)
+
+
+@jit
+def shrink_to_noise(scores: Scores, mask: Flags, prices: Floats) -> None:
+    """Takes out of an earlier draw's prices what was that draw's own noise (James and Stein, 1961).
+
+    Prices of n rows are known to about the quantile sqrt(k/n) of the gap between a row's two best offers, see
+    `sampling_radius`. Where they vary no more than that, equal prices are the better start for another draw.
+    """
+    n, k = scores.shape
+    noise = gap_quantile(scores, mask, max(1, n // 256), prices, 1, min(0.5, np.sqrt(k / n)))
+    mean, experts, total = 0.0, 0, 0.0
+    for j in range(k):
+        if prices[j] < np.inf:
+            experts += 1
+            mean += (prices[j] - mean) / experts
+    for j in range(k):
+        if prices[j] < np.inf:
+            total += (prices[j] - mean) ** 2
+    kept = max(0.0, 1 - (experts - 3) * noise**2 / total) if total > 0 else 1.0
+    for j in range(k):
+        if prices[j] < np.inf:
+            prices[j] = mean + kept * (prices[j] - mean)
 
 
 @jit
@@ -217,6 +242,56 @@ def reinstate(
     for i in wrong:
         m += collect(scores, mask, prices, radius, i, i + 1, 1, more, m, settled, z)[0]
     return first(more, m)
+
+
+@jit
+def near_balance(excess: float, n: int, k: int) -> bool:
+    """Whether so few rows are left to move (and prices were not lost) that chains can do it."""
+    return 0 <= excess <= n / 64 + k
+
+
+@jit
+def solve_usual(
+    scores: Scores,
+    mask: Flags,
+    capacity: Counts,
+    slack: bool,
+    warm: bool,
+    spread: float,
+    prices: Floats,
+    z: Ints,
+) -> tuple[bool, float, float, float]:
+    """The usual case from beginning to end, for problems so small that calls from Python would take a third of it.
+
+    Returns:
+        Whether it is solved; its value and the sum of regrets; and mu, where a sample was not enough, else 0.
+    """
+    n, k = scores.shape
+    target = capacity.astype(np.float64)
+    if not warm and spread > 0:
+        mu = coarse_prices(scores, mask, target, slack, spread, prices, z)
+        if mu > 0:
+            return False, 0.0, 0.0, mu
+    radius = sampling_radius(scores, mask, prices, 1)
+    choices, settled, wrong = room_for_choices(scores, n), np.zeros(k), np.empty(n, np.int32)
+    m, illegal = collect(scores, mask, prices, radius, 0, n, 1, choices, 0, settled, z)
+    choices, excess = first(choices, m), 0.0
+    if illegal < 0 and radius > 0:
+        choices, excess = refine(choices, settled, target, slack, 1, radius, float(k), prices, z)
+    if illegal >= 0 or not near_balance(excess, n, k):
+        return False, 0.0, 0.0, 0.0
+    for _ in range(MOST_ROUNDS):
+        if exact_flow(choices, settled, capacity, prices, z, 0.0) >= 0:
+            break
+        final_prices(z, capacity, prices)
+        value, regret, largest, count = price_rows(scores, z, prices, 0, n, wrong)
+        if regret <= ENOUGH * max(abs(value), largest):
+            finite_prices(scores, z, prices)
+            return True, value, regret, 0.0
+        if count > n // 32:
+            break
+        choices = reinstate(scores, mask, prices, 2 * radius, wrong[:count], choices, settled, z)
+    return False, 0.0, 0.0, 0.0
 
 
 @jit
