@@ -234,7 +234,35 @@ def limited(
         if over <= 1.0 + attempt:
             break
         step = conjugate_gradients(matrix, right)
-    return step * min(1.0, 2.0 / max(over, 1.0)), longest
+    step *= min(1.0, 2.0 / max(over, 1.0))
+    shift_groups(hessian, free, step, alone)
+    return step, longest
+
+
+@jit
+def shift_groups(hessian: Floats, free: NDArray[np.bool_], step: Floats, alone: float) -> None:
+    """Limits how far experts that share no rows with the rest move as a group; nothing else would."""
+    k = step.shape[0]
+    pending, members = free.copy(), np.empty(k, np.int32)
+    for first in range(k):
+        if not pending[first]:
+            continue
+        pending[first], members[0], count, mean, held = False, first, 1, 0.0, False
+        seen = 0
+        while seen < count:
+            j = members[seen]
+            seen += 1
+            mean += (step[j] - mean) / seen
+            for t in range(k):
+                if hessian[j, t] < 0.0 and t != j:
+                    held = held or not free[t]  # shares rows with an expert whose price stays
+                    if pending[t]:
+                        pending[t] = False
+                        members[count] = t
+                        count += 1
+        if not held:
+            for a in range(count):
+                step[members[a]] += max(-alone, min(alone, mean)) - mean
 
 
 @jit
@@ -259,8 +287,6 @@ def limit_differences(
         if not free[j]:
             continue
         total = anchor[j] * max(-alone, min(alone, step[j]))
-        if hessian[j, j] < anchor[j]:
-            over = max(over, abs(step[j]) / alone)
         known = hessian[j, j] > 0.25 * np.sqrt(target[j])
         for t in range(step.shape[0]):
             weight = -hessian[j, t]
