@@ -195,14 +195,17 @@ class _Problem:
         """The exact part; with more candidates where they turn out too few, in the end with all of them."""
         choices, settled, radius, slop = start
         prices = self.prices.copy()
-        for _ in range(3):
+        for attempt in range(3):
             result = self._finish(choices, settled, radius, slop)
             if not isinstance(result, str):
                 return *result, np.empty(0, np.int32)
-            self.prices[:] = prices
-            if result == "stuck":
-                break
-            radius *= 8
+            if result == "stuck" and attempt == 0 and slop == 0:
+                radius *= 2  # rows that were settled too early have a choice again
+            else:
+                self.prices[:] = prices
+                if result == "stuck":
+                    break
+                radius *= 8
             choices, settled = self._collect(radius)
         return self._solve_with_all_choices()
 

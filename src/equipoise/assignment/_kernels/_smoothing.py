@@ -195,7 +195,7 @@ def newton_step(
             fix(matrix, j)
     step = conjugate_gradients(matrix, right)
     longest = step.max() - step.min()
-    if longest > min(limit, ALONE * mu):
+    if longest > limit:
         step, longest = limited(step, matrix, hessian, free, target, anchor, limit, ALONE * mu)
     if slack:
         stop_at_zero(prices, free, hessian, anchor, step)

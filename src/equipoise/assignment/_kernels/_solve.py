@@ -109,7 +109,7 @@ def coarse_prices(
     if held_out(scores, mask, stride, target, slack, prices) > 0.5 * np.sqrt(k * (n / stride)):
         mu = follow(scores, mask, stride, target, slack, prices, spread / 4, LEAST_MU * spread)
         # What a row's choice depends on is then smaller than what the sample tells; or so small that it told a lot.
-        if sampling_radius(scores, mask, prices, 1) < mu or mu < spread / 512:
+        if sampling_radius(scores, mask, prices, 1) < mu / 2 or mu < spread / 512:
             return mu
     stride //= LEVEL_RATIO
     while stride >= 4:
@@ -273,16 +273,30 @@ def solve_usual(
         if mu > 0:
             return False, 0.0, 0.0, mu
     radius = sampling_radius(scores, mask, prices, 1)
-    choices, settled, wrong = room_for_choices(scores, n), np.zeros(k), np.empty(n, np.int32)
-    m, illegal = collect(scores, mask, prices, radius, 0, n, 1, choices, 0, settled, z)
-    choices, excess = first(choices, m), 0.0
-    if illegal < 0 and radius > 0:
-        choices, excess = refine(choices, settled, target, slack, 1, radius, float(k), prices, z)
-    if illegal >= 0 or not near_balance(excess, n, k):
+    room, settled, wrong = room_for_choices(scores, n), np.zeros(k), np.empty(n, np.int32)
+    choices, excess = first(room, 0), DRIFTED
+    for _ in range(2):
+        if excess == DRIFTED:  # at first; then, if prices moved so far that other candidates count
+            settled[:] = 0.0
+            m, illegal = collect(scores, mask, prices, radius, 0, n, 1, room, 0, settled, z)
+            if illegal >= 0:
+                return False, 0.0, 0.0, 0.0
+            choices, excess = first(room, m), 0.0
+            if radius > 0:
+                choices, excess = refine(choices, settled, target, slack, 1, radius, float(k), prices, z)
+    if not near_balance(excess, n, k):
         return False, 0.0, 0.0, 0.0
+    widened = False
     for _ in range(MOST_ROUNDS):
         if exact_flow(choices, settled, capacity, prices, z, 0.0) >= 0:
-            break
+            if widened:
+                break
+            widened = True
+            radius *= 2
+            settled[:] = 0.0
+            m, _ = collect(scores, mask, prices, radius, 0, n, 1, room, 0, settled, z)
+            choices = first(room, m)
+            continue
         final_prices(z, capacity, prices)
         value, regret, largest, count = price_rows(scores, z, prices, 0, n, wrong)
         if regret <= ENOUGH * max(abs(value), largest):
