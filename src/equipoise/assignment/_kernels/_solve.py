@@ -91,7 +91,7 @@ def shrink_to_noise(scores: Scores, mask: Flags, prices: Floats) -> None:
 
 @jit
 def coarse_stride(n: int, k: int) -> int:
-    """The first sample is every so-manieth row."""
+    """How many rows apart those of the first sample are."""
     return max(1, n // (COARSE_ROWS_PER_EXPERT * k))
 
 
@@ -108,7 +108,7 @@ def coarse_prices(
     stride = coarse_stride(n, k)
     if held_out(scores, mask, stride, target, slack, prices) > 0.5 * np.sqrt(k * (n / stride)):
         mu = follow(scores, mask, stride, target, slack, prices, spread / 4, LEAST_MU * spread)
-        # What a row's choice depends on is then smaller than what the sample tells; or so small that it told a lot.
+        # Rows choose by gaps that the sample's prices are too coarse for; or the sample is tied down to a small mu.
         if sampling_radius(scores, mask, prices, 1) < mu / 2 or mu < spread / 512:
             return mu
     stride //= LEVEL_RATIO
