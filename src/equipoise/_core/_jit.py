@@ -47,7 +47,7 @@ def _compile(function: F, **options: Any) -> F:
 def _name_after_sources(compiled: Any, folder: Path) -> None:
     # Numba drops a cached kernel when the file it stands in changes, but not when a kernel that it calls does, and
     # fails on a cached type whose module is gone. Cache files named after all the sources of the folder that holds the
-    # kernel are neither stale nor broken; kernels call none outside of it.
+    # kernel are neither stale nor broken; outside of it kernels call only what is in `_vector.py`.
     cache = compiled._cache
     cache._cache_file = IndexDataCacheFile(
         cache_path=cache.cache_path,
@@ -59,6 +59,7 @@ def _name_after_sources(compiled: Any, folder: Path) -> None:
 @functools.cache
 def _fingerprint(folder: Path) -> str:
     digest = hashlib.sha256(Path(__file__).read_bytes())
+    digest.update(Path(__file__).with_name("_vector.py").read_bytes())
     for source in sorted(folder.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:12]

@@ -18,6 +18,7 @@ from equipoise._core import (
     check_prices,
     check_same_device,
 )
+from equipoise._core._operators import operator
 from equipoise.assignment._assignment import Assignment
 
 Method = Literal["auto", "primal-dual", "cycle-cancelling", "auction"]
@@ -105,68 +106,6 @@ def assign(
     return Assignment(z=z, counts=counts, capacity=full_capacity, mask=mask, value=value, prices=final_prices, gap=gap)
 
 
-@torch.library.custom_op("equipoise::assign", mutates_args=())
-def _assign_op(
-    scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    *batch, n, k = scores.shape
-    _check_capacity_values(capacity, n, mask)
-    if prices is not None and not bool(prices.isfinite().all()):
-        raise ValueError("prices must be finite, got a NaN or an infinity: pass an earlier Assignment's .prices")
-    flat = scores.reshape(math.prod(batch), n, k)
-    if flat.dtype in (torch.float16, torch.bfloat16):
-        flat = flat.float()
-    result = _solve(
-        flat,
-        capacity.reshape(math.prod(batch), k),
-        None if mask is None else mask.reshape(math.prod(batch), n),
-        None if prices is None else prices.reshape(math.prod(batch), k).double(),
-        method,
-    )
-    shapes = ([*batch, n], [*batch, k], [*batch, k], batch, batch)
-    z, counts, final_prices, value, gap = (x.reshape(shape) for x, shape in zip(result, shapes, strict=True))
-    return z, counts, final_prices, value, gap
-
-
-def _check_capacity_values(capacity: Tensor, n: int, mask: Tensor | None) -> None:
-    # In NumPy: on so few numbers a torch operation is all overhead, ten times as much.
-    values = capacity.cpu().numpy()
-    if (values < 0).any():
-        raise ValueError(
-            f"capacity must be >= 0, got {values.min()}: give the number of rows that each expert may take"
-        )
-    sums = values.sum(-1).reshape(-1)
-    rows = np.full(len(sums), n) if mask is None else mask.sum(-1).reshape(-1).cpu().numpy()
-    short = sums < rows
-    if short.any():
-        first = int(short.argmax())
-        where = f" in problem {first}" if len(short) > 1 else ""
-        raise ValueError(
-            f"capacity must sum to at least the number of rows, {rows[first]}{where}, got {sums[first]}: raise it, or "
-            "mask rows"
-        )
-
-
-def _solve(
-    scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    # Imported here because importing Numba takes as long as half a training step of a small model, and because whoever
-    # uses another method needs none of it.
-    if method == "primal-dual":
-        from equipoise.assignment._primal_dual import primal_dual
-
-        return primal_dual(scores, capacity, mask, prices)
-    from equipoise.assignment._auction import auction_assign
-    from equipoise.assignment._certificate import certificate
-    from equipoise.assignment._cycle_cancelling import cycle_cancelling
-
-    solver = cycle_cancelling if method == "cycle-cancelling" else auction_assign
-    z, final_prices = solver(scores, capacity, mask, prices)
-    counts, value, gap = certificate(scores, z, final_prices, capacity, mask)
-    return z, counts, final_prices, value, gap
-
-
-@_assign_op.register_fake
 def _assign_fake(
     scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -177,4 +116,66 @@ def _assign_fake(
         scores.new_empty([*batch, k], dtype=torch.float64),
         scores.new_empty(batch, dtype=torch.float64),
         scores.new_empty(batch, dtype=torch.float64),
+    )
+
+
+@operator("assign", fake=_assign_fake)
+def _assign_op(
+    scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    _check_capacity_values(capacity, scores.shape[-2], mask)
+    if prices is not None and not bool(prices.isfinite().all()):
+        raise ValueError("prices must be finite, got a NaN or an infinity: pass an earlier Assignment's .prices")
+    if scores.dtype in (torch.float16, torch.bfloat16):
+        scores = scores.float()
+    if method == "primal-dual":
+        # Imported here because importing Numba takes as long as half a training step of a small model, and because
+        # whoever uses another method needs none of it.
+        from equipoise.assignment._primal_dual import primal_dual
+
+        return primal_dual(scores, capacity, mask, prices)
+    return _solve_in_torch(scores, capacity, mask, prices, method)
+
+
+def _check_capacity_values(capacity: Tensor, n: int, mask: Tensor | None) -> None:
+    # In NumPy: on so few numbers a torch operation is all overhead, ten times as much.
+    values = capacity.cpu().numpy()
+    if values.min(initial=0) < 0:
+        raise ValueError(
+            f"capacity must be >= 0, got {values.min()}: give the number of rows that each expert may take"
+        )
+    sums = values.sum(-1)
+    rows = n if mask is None else mask.sum(-1).cpu().numpy()
+    short = np.atleast_1d(sums < rows)
+    if short.any():
+        first = int(short.argmax())
+        where = f" in problem {first}" if short.size > 1 else ""
+        rows = np.broadcast_to(rows, sums.shape).flat[first]
+        raise ValueError(
+            f"capacity must sum to at least the number of rows, {rows}{where}, got {sums.flat[first]}: raise it, or "
+            "mask rows"
+        )
+
+
+def _solve_in_torch(
+    scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from equipoise.assignment._auction import auction_assign
+    from equipoise.assignment._certificate import certificate
+    from equipoise.assignment._cycle_cancelling import cycle_cancelling
+
+    *batch, n, k = scores.shape
+    problems = math.prod(batch)
+    flat, flat_capacity = scores.reshape(problems, n, k), capacity.reshape(problems, k)
+    flat_mask = None if mask is None else mask.reshape(problems, n)
+    flat_prices = None if prices is None else prices.reshape(problems, k).double()
+    solver = cycle_cancelling if method == "cycle-cancelling" else auction_assign
+    z, final_prices = solver(flat, flat_capacity, flat_mask, flat_prices)
+    counts, value, gap = certificate(flat, z, final_prices, flat_capacity, flat_mask)
+    return (
+        z.reshape(*batch, n),
+        counts.reshape(*batch, k),
+        final_prices.reshape(*batch, k),
+        value.reshape(batch),
+        gap.reshape(batch),
     )

@@ -15,6 +15,7 @@ Small problems skip to the exact part with every expert a candidate of every row
 derivation. Legend: b problems, n rows, k experts.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -43,10 +44,10 @@ def primal_dual(
     """Solves a batch of assignment problems exactly.
 
     Args:
-        scores: float32 or float64 [b, n, k] on the CPU.
-        capacity: int64 [b, k].
-        mask: bool [b, n] or None.
-        prices: float64 [b, k] to start from, or None.
+        scores: float32 or float64 [..., n, k] on the CPU.
+        capacity: int64 [..., k].
+        mask: bool [..., n] or None.
+        prices: floating [..., k] to start from, or None.
 
     Returns:
         z and counts, int64, with z = k for masked rows; prices, value and gap, float64.
@@ -54,11 +55,14 @@ def primal_dual(
     Raises:
         ValueError: a score is NaN or +inf, or the -inf leave no assignment.
     """
-    b, n, k = scores.shape
-    s = scores.detach().contiguous().numpy()
-    c = capacity.contiguous().numpy()
-    rows = np.ones((b, n), np.bool_) if mask is None else mask.contiguous().numpy()
-    p = np.zeros((b, k)) if prices is None else prices.detach().to(torch.float64, copy=True).contiguous().numpy()
+    *batch, n, k = scores.shape
+    b = math.prod(batch)
+    # In NumPy from here on: reshaping, say, costs a tenth of what it does in torch, and there is a lot of it.
+    s = scores.detach().numpy().reshape(b, n, k)
+    s = np.ascontiguousarray(s)
+    c = np.ascontiguousarray(capacity.numpy()).reshape(b, k)
+    rows = np.ones((b, n), np.bool_) if mask is None else np.ascontiguousarray(mask.numpy()).reshape(b, n)
+    p = np.zeros((b, k)) if prices is None else prices.detach().double().numpy().reshape(b, k).copy()
     z = np.empty((b, n), np.int32)
     value, gap = np.zeros(b), np.zeros(b)
     if k == 2 or n * k <= DIRECT_ENTRIES or n <= DIRECT_ROWS_PER_EXPERT * k:
@@ -73,11 +77,14 @@ def primal_dual(
 
         _ = solve(0, b) if parallel else run_blocks(solve, cut(b, 1))
     z_out, counts = np.empty((b, n), np.int64), np.zeros((b, k), np.int64)
-    _pricing.count_rows(z, z_out, counts)
-    gap += (p * (c - counts)).sum(-1)
-    out = (z_out, counts, p, value, gap)
-    z_, counts_, p_, value_, gap_ = map(torch.from_numpy, out)
-    return z_, counts_, p_, value_, gap_
+    _pricing.close_books(z, c, p, z_out, counts, gap)
+    return (
+        torch.from_numpy(z_out.reshape(*batch, n)),
+        torch.from_numpy(counts.reshape(*batch, k)),
+        torch.from_numpy(p.reshape(*batch, k)),
+        torch.from_numpy(value.reshape(batch)),
+        torch.from_numpy(gap.reshape(batch)),
+    )
 
 
 def _solve_directly(
@@ -119,13 +126,8 @@ class _Problem:
 
     def solve(self, warm: bool) -> tuple[float, float]:
         """Returns the value and the sum of the rows' regrets."""
-        slack = bool(self.capacity.sum() > self.mask.sum())
-        _solve.close_experts(self.capacity, self.prices)
-        n, _ = self.scores.shape
-        spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), self.prices)
-        if warm and not slack:
-            _solve.shrink_to_noise(self.scores, self.mask, self.prices)
-        if n <= BLOCK_ROWS:
+        slack, spread = _solve.prepare(self.scores, self.mask, self.capacity, warm, self.prices)
+        if len(self.z) <= BLOCK_ROWS:
             solved, value, regret, mu = _solve.solve_usual(
                 self.scores, self.mask, self.capacity, slack, warm, spread, self.prices, self.z
             )

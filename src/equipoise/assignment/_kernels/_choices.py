@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise._core._jit import jit, jit_vector
+from equipoise._core._jit import jit, jit_inline, jit_vector
+from equipoise._core._vector import LANES, larger, lowest_bit, not_below
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -80,7 +81,16 @@ def offers_and_best(row: Scores, prices: Scores, offers: Scores) -> float:
     for j in range(row.shape[0]):
         offer = row[j] - prices[j]
         offers[j] = offer
-        best = max(best, offer)
+        best = larger(best, offer)
+    return best
+
+
+@jit_vector
+def best_offer(row: Scores, prices: Scores) -> float:
+    """The largest `row - prices`."""
+    best = row[0] - prices[0]
+    for j in range(row.shape[0]):
+        best = larger(best, row[j] - prices[j])
     return best
 
 
@@ -94,16 +104,6 @@ def count_within(offers: Scores, floor: float) -> int:
 
 
 @jit
-def count_within_and_legal(row: Scores, offers: Scores, floor: float) -> tuple[int, int]:
-    """Counts the offers that are at least `floor`, and the scores that are neither NaN nor +inf."""
-    count, legal = np.int32(0), np.int32(0)
-    for j in range(offers.shape[0]):
-        count += np.int32(offers[j] >= floor)
-        legal += np.int32(row[j] < np.inf)
-    return count, legal
-
-
-@jit
 def first_at_least(offers: Scores, floor: float) -> int:
     """The least index whose offer is at least `floor`."""
     k = offers.shape[0]
@@ -113,27 +113,44 @@ def first_at_least(offers: Scores, floor: float) -> int:
     return index
 
 
+@jit_inline
+def find_candidates(scores: Scores, i: int, prices: Scores, floor: float, m: int, cols: Ints, vals: Scores) -> int:
+    """Writes the experts whose offer to row i is not below the floor to line m, as far as it has room; counts them."""
+    k, room = scores.shape[1], cols.shape[1]
+    width = 0
+    whole = k - k % LANES
+    for start in range(0, whole, LANES):
+        found = not_below(scores[i], prices, start, floor)
+        while found != 0:
+            j = start + lowest_bit(found)
+            found &= found - np.uint32(1)
+            if width < room:
+                cols[m, width], vals[m, width] = j, scores[i, j]
+            width += 1
+    for j in range(whole, k):
+        if not scores[i, j] - prices[j] < floor:  # said so that NaN is found
+            if width < room:
+                cols[m, width], vals[m, width] = j, scores[i, j]
+            width += 1
+    return width
+
+
 @jit
 def keep_nearest(
-    row: Scores,
-    offers: Scores,
-    best: float,
-    radii: Scores,
-    count: int,
-    turn: int,
-    found: Ints,
-    cols: Ints,
-    vals: Scores,
+    row: Scores, prices: Scores, radii: Scores, turn: int, offers: Scores, found: Ints, cols: Ints, vals: Scores
 ) -> int:
-    """Writes a row's candidates: the experts within a radius of its best offer, at most as many as fit.
+    """Writes a row's candidates where more than fit are within `radii[0]`; or 0 if the row is illegal.
 
-    Where more than fit are within `radii[0]`, the next smaller radius is tried. Where they are tied, so that this does
-    not help, those kept start at a different one for every row (`turn`): tied rows must not all be confined to the same
-    few experts. `found` is scratch space for k + 1 indices.
+    The next smaller radius is tried. Where offers are tied, so that this does not help, those kept start at a different
+    one for every row (`turn`): tied rows must not all be confined to the same few experts. `offers` and `found` are
+    scratch space for k and k + 1 entries.
     """
     room = cols.shape[0]
-    floor = best - radii[0]
-    shrink = 1
+    for j in range(row.shape[0]):
+        if not row[j] < np.inf:
+            return 0
+    best = offers_and_best(row, prices, offers)
+    count, shrink, floor = room + 1, 1, best
     while count > room and shrink < radii.shape[0]:
         floor = best - radii[shrink]
         count = count_within(offers, floor)
@@ -187,29 +204,34 @@ def collect(
         How many rows have a choice, and the first row that holds a NaN or +inf or has no expert to go to (-1: none).
     """
     k = scores.shape[1]
-    offers = np.empty(k, scores.dtype)
-    found = np.empty(k + 1, np.int32)
+    offers, found = np.empty(k, scores.dtype), np.empty(k + 1, np.int32)
     # Everything in the scores' own precision: of float32, twice as many entries fit in a vector instruction.
     near_prices = prices.astype(scores.dtype)
     radii = (radius * 0.5 ** np.arange(7)).astype(scores.dtype)
     rows, cols, vals, width = choices.rows, choices.cols, choices.vals, choices.width
+    room = cols.shape[1]
     m = offset
     for i in range(start, stop, stride):
         if not mask[i]:
             z[i] = -1
             continue
-        row = scores[i]
-        best = offers_and_best(row, near_prices, offers)
-        count, legal = count_within_and_legal(row, offers, best - radii[0])
-        if legal < k or best == -np.inf:
+        best = best_offer(scores[i], near_prices)
+        count = find_candidates(scores, i, near_prices, best - radii[0], m, cols, vals)
+        # NaN and +inf are among the candidates, if the row holds any.
+        legal = best > -np.inf
+        for w in range(min(count, room)):
+            legal = legal and vals[m, w] < np.inf
+        if legal and count > room:
+            count = keep_nearest(scores[i], near_prices, radii, i, offers, found, cols[m], vals[m])
+        if not legal or count == 0:
             return m - offset, i
         if count == 1:
-            j = first_at_least(offers, best)
+            j = cols[m, 0]
             z[i] = j
             settled[j] += 1
         else:
             rows[m] = i
-            width[m] = keep_nearest(row, offers, best, radii, count, i, found, cols[m], vals[m])
+            width[m] = count
             m += 1
     return m - offset, -1
 

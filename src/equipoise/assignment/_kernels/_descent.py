@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_vector
+from equipoise._core._vector import larger
 from equipoise.assignment._kernels._choices import Scores, offers_and_best
 from equipoise.assignment._kernels._smoothing import imbalance, laplacian, linear_part, newton_step, step_back
 
@@ -55,7 +56,7 @@ def _soft_weights(row: Scores, prices: Scores, inverse: float, weights: Scores) 
     for j in range(row.shape[0]):
         offer = row[j] - prices[j]
         weights[j] = offer
-        best = max(best, offer)
+        best = larger(best, offer)
     total = zero
     for j in range(row.shape[0]):
         y = (weights[j] - best) * inverse

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_vector
+from equipoise._core._vector import larger
 from equipoise.assignment._kernels._choices import Scores
 
 Ints = NDArray[np.int32]
@@ -14,11 +15,11 @@ Floats = NDArray[np.float64]
 
 
 @jit_vector
-def best_offer(row: Scores, prices: Floats) -> float:
+def exact_best_offer(row: Scores, prices: Floats) -> float:
     """The largest `row - prices`, in float64."""
     best = np.float64(row[0]) - prices[0]
     for j in range(row.shape[0]):
-        best = max(best, np.float64(row[j]) - prices[j])
+        best = larger(best, np.float64(row[j]) - prices[j])
     return best
 
 
@@ -37,7 +38,7 @@ def price_rows(
         if z[i] < 0:
             continue
         own = np.float64(scores[i, z[i]])
-        missed = best_offer(scores[i], prices) - (own - prices[z[i]])
+        missed = exact_best_offer(scores[i], prices) - (own - prices[z[i]])
         value += own
         regret += missed
         largest = max(largest, abs(own))
@@ -78,8 +79,15 @@ def finite_prices(scores: Scores, z: Ints, prices: Floats) -> None:
 
 
 @jit
-def count_rows(z: Ints, z_out: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-    """Counts the rows of each expert, and writes z with k instead of -1."""
+def close_books(
+    z: Ints,
+    capacity: NDArray[np.int64],
+    prices: Floats,
+    z_out: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    gap: Floats,
+) -> None:
+    """Counts the rows of each expert, writes z with k instead of -1, adds what empty slots would cost to the gap."""
     k = counts.shape[1]
     for b in range(z.shape[0]):
         for i in range(z.shape[1]):
@@ -87,3 +95,5 @@ def count_rows(z: Ints, z_out: NDArray[np.int64], counts: NDArray[np.int64]) -> 
             z_out[b, i] = j if j >= 0 else k
             if j >= 0:
                 counts[b, j] += 1
+        for j in range(k):
+            gap[b] += prices[b, j] * (capacity[b, j] - counts[b, j])

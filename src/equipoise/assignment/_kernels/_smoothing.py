@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_inline, jit_vector
+from equipoise._core._vector import larger
 from equipoise.assignment._kernels._choices import Choices, Scores
 
 Ints = NDArray[np.int32]
@@ -247,12 +248,11 @@ def shift_groups(hessian: Floats, free: NDArray[np.bool_], step: Floats, alone: 
     for first in range(k):
         if not pending[first]:
             continue
-        pending[first], members[0], count, mean, held = False, first, 1, 0.0, False
+        pending[first], members[0], count, held = False, first, 1, False
         seen = 0
-        while seen < count:
+        while seen < count < k:  # all of them, in most cases after the first one's line
             j = members[seen]
             seen += 1
-            mean += (step[j] - mean) / seen
             for t in range(k):
                 if hessian[j, t] < 0.0 and t != j:
                     held = held or not free[t]  # shares rows with an expert whose price stays
@@ -261,6 +261,9 @@ def shift_groups(hessian: Floats, free: NDArray[np.bool_], step: Floats, alone: 
                         members[count] = t
                         count += 1
         if not held:
+            mean = 0.0
+            for a in range(count):
+                mean += step[members[a]] / count
             for a in range(count):
                 step[members[a]] += max(-alone, min(alone, mean)) - mean
 
@@ -286,18 +289,26 @@ def limit_differences(
     for j in range(step.shape[0]):
         if not free[j]:
             continue
-        total = anchor[j] * max(-alone, min(alone, step[j]))
         known = hessian[j, j] > 0.25 * np.sqrt(target[j])
-        for t in range(step.shape[0]):
-            weight = -hessian[j, t]
-            if t != j and weight > 0.0:
-                difference = step[j] - step[t]
-                total += weight * max(-limit, min(limit, difference))
-                over = max(over, abs(difference) / limit)
-                if known and weight > 1e-2 * hessian[j, j]:
-                    noted = max(noted, abs(difference))
-        right[j] = total
+        least = 1e-2 * hessian[j, j] if known else np.inf
+        total, furthest, known_furthest = _limited_differences(hessian[j], step, step[j], limit, least)
+        right[j] = anchor[j] * max(-alone, min(alone, step[j])) + total
+        over, noted = max(over, furthest / limit), max(noted, known_furthest)
     return over, noted
+
+
+@jit_vector
+def _limited_differences(
+    line: Floats, step: Floats, own: float, limit: float, least: float
+) -> tuple[float, float, float]:
+    """The weighted sum of one expert's limited differences to others, the largest, the largest of weight > least."""
+    total = over = noted = 0.0
+    for t in range(step.shape[0]):  # the expert itself is among them, with a difference of 0
+        weight, difference = -line[t], own - step[t]
+        total += weight * larger(-limit, -larger(-limit, -difference))
+        over = larger(over, abs(difference) if weight > 0.0 else 0.0)
+        noted = larger(noted, abs(difference) if weight > least else 0.0)
+    return total, over, noted
 
 
 @jit

@@ -28,6 +28,7 @@ from equipoise.assignment._kernels._smoothing import (
     imbalance,
     laplacian,
     linear_part,
+    mean_spread,
     newton_step,
     soft_demand,
     step_back,
@@ -348,6 +349,21 @@ def solve_direct(
             if attempt > 0 or gap[b] <= ENOUGH * max(abs(value[b]), largest):
                 break
             prices[b] = 0.0  # a start so far off that rounding swallowed the scores: once more without it
+
+
+@jit
+def prepare(scores: Scores, mask: Flags, capacity: Counts, warm: bool, prices: Floats) -> tuple[bool, float]:
+    """Makes prices ready to start from; returns whether slots will be left, and the spread of offers."""
+    slots = 0
+    for j in range(capacity.shape[0]):
+        slots += capacity[j]
+    for i in range(mask.shape[0]):
+        slots -= mask[i]
+    close_experts(capacity, prices)
+    spread = mean_spread(scores, mask, max(1, scores.shape[0] // 64), prices)
+    if warm and slots == 0:
+        shrink_to_noise(scores, mask, prices)
+    return slots > 0, spread
 
 
 @jit
