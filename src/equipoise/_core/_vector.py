@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three instructions that Python has no words for, and without which a pass over a matrix takes four times as long.
+"""Instructions that Python has no words for, and without which a pass over a matrix takes four times as long.
 
 Numba marks arithmetic and comparisons of a `fastmath` function, but not the `select` that its `max` becomes, and LLVM
-turns no loop of those into vector instructions. `larger` says the same in the form that it does. Finding the few large
+turns no loop of those into vector instructions. `larger` and `smaller` say the same in the
+form that it does. Finding the few large
 entries of a row is a comparison of eight at a time, whose result is eight bits: `not_below` and `lowest_bit`.
 
 These generate LLVM's intermediate language, so they run on whatever processor LLVM compiles for.
@@ -23,7 +24,7 @@ Scores = NDArray[np.floating[Any]]
 LANES = 8
 
 
-class _Larger(Protocol):
+class _Extreme(Protocol):
     def __call__(self, a: float, b: float) -> float: ...
 
 
@@ -35,16 +36,19 @@ class _LowestBit(Protocol):
     def __call__(self, bits: int) -> int: ...
 
 
-def _larger(_: Any, a: Any, b: Any) -> Any:
-    if a != b:
-        return None
+def _extreme(name: str) -> Any:
+    def typed(_: Any, a: Any, b: Any) -> Any:
+        if a != b:
+            return None
 
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        kind = arguments[0].type
-        maximum = builder.module.declare_intrinsic("llvm.maxnum", [kind], ir.FunctionType(kind, [kind, kind]))
-        return builder.call(maximum, arguments, fastmath=("nnan", "nsz"))
+        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            kind = arguments[0].type
+            function = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind]))
+            return builder.call(function, arguments, fastmath=("nnan", "nsz"))
 
-    return a(a, b), generate
+        return a(a, b), generate
+
+    return typed
 
 
 def _not_below(_: Any, row: Any, prices: Any, start: Any, floor: Any) -> Any:
@@ -76,8 +80,11 @@ def _lowest_bit(_: Any, bits: Any) -> Any:
     return types.intp(types.uint32), generate
 
 
-larger = cast(_Larger, intrinsic(_larger))
+larger = cast(_Extreme, intrinsic(_extreme("llvm.maxnum")))
 """The larger of two numbers of one type, neither of them NaN."""
+
+smaller = cast(_Extreme, intrinsic(_extreme("llvm.minnum")))
+"""The smaller of two numbers of one type, neither of them NaN."""
 
 not_below = cast(_NotBelow, intrinsic(_not_below))
 """Which of eight entries `row - prices`, from `start` on, are not below a floor: one bit each, the first lowest.

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from equipoise._core._jit import jit, jit_vector
 from equipoise._core._vector import larger
 from equipoise.assignment._kernels._choices import Scores, offers_and_best
+from equipoise.assignment._kernels._groups import shift_groups_apart
 from equipoise.assignment._kernels._smoothing import imbalance, laplacian, linear_part, newton_step, step_back
 
 Floats = NDArray[np.float64]
@@ -28,6 +29,8 @@ Flags = NDArray[np.bool_]
 # Newton steps at one mu, at most; experts that share rows move apart by at most this many mu in one.
 MOST_STEPS = 12
 STEP = 2.0
+# Steps in a row that bring demand no nearer to the target, after which more of them would not either.
+MOST_STALLS = 4
 # Demand meets the target when it misses at most one row in so many.
 MET = 128
 # Each sample has so many times the rows of the one before, and is used until another would move prices by so many mu.
@@ -36,11 +39,11 @@ DISAGREEMENT = 4.0
 # An offer further behind the best than so many mu has no weight.
 REACH = 16.0
 # Candidates of a row, on average, that make a list of them (`_choices.py`) cheaper than the whole row.
-FEW_CANDIDATES = 8.0
+FEW_CANDIDATES = 4.0
 # A list has no room for so many: most rows are tied between more experts, however small mu is.
 MANY_CANDIDATES = 16.0
 # Pairs of tied experts that the curvature is estimated from, for each expert.
-PAIRS_PER_EXPERT = 256
+PAIRS_PER_EXPERT = 96
 
 
 @jit_vector
@@ -175,7 +178,7 @@ def descend(scores: Scores, mask: Flags, stride: int, target: Floats, slack: boo
     """
     k = prices.shape[0]
     every = curvature_stride(scores, mask, stride, prices, mu)
-    least, missed, returns, last = np.inf, np.inf, 0, prices.copy()
+    least, missed, returns, stalls, last = np.inf, np.inf, 0, 0, prices.copy()
     for _ in range(MOST_STEPS):
         demand, hessian = np.zeros(k), np.zeros((k, k))
         dual = dense_demand(scores, mask, 0, stride, every, prices, mu, demand, hessian)
@@ -191,10 +194,16 @@ def descend(scores: Scores, mask: Flags, stride: int, target: Floats, slack: boo
         least, returns = dual, 0
         last[:] = prices
         before, missed = missed, imbalance(demand, goals, prices, slack)
-        if missed <= rows / MET or 0.8 * before < missed <= rows / 64:
+        if missed <= rows / MET:
             break
         laplacian(hessian)
-        newton_step(prices, demand, goals, hessian, mu, STEP * mu, slack)
+        stalls = stalls + 1 if missed > 0.8 * before else 0
+        if stalls == 1 and shift_groups_apart(scores, mask, stride, goals, slack, prices, demand, hessian):
+            least = np.inf  # a step of another kind, which need not lower the dual
+        elif stalls == MOST_STALLS or (stalls > 0 and missed <= rows / 64):
+            break
+        else:
+            newton_step(prices, demand, goals, hessian, mu, STEP * mu, slack)
     prices[:] = last
 
 

@@ -17,8 +17,9 @@ Free slots are rows too: a vacancy scores 0 everywhere and fills a slot of an ex
 (`vacancies[j]`), never stored. A vacancy can move from j to j' at cost 0, so an expert that holds one is at the least
 price, which is what complementary slackness asks of an expert with a free slot.
 
-Tied rows move together: `ties[j, j']` counts the rows that attain the minimum, and a chain carries as many units as its
-ends and its thinnest link allow. With identical rows that is the difference between k chains and n.
+Which rows attain the minimum is looked up only along the chain that is taken. Tied rows move together: a chain carries
+as many units as its ends and its thinnest link allow. With identical rows that is the difference between k chains and
+n.
 
 Ties between equally short chains go to the lowest-numbered expert; of rows that are tied, the one that comes first in
 its expert's list moves.
@@ -31,8 +32,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise._core._jit import jit, jit_inline
-from equipoise.assignment._kernels._choices import Choices
+from equipoise._core._jit import jit, jit_inline, jit_vector
+from equipoise._core._vector import larger, smaller
+from equipoise.assignment._kernels._choices import Choices, Scores
+from equipoise.assignment._kernels._pricing import exact_best_offer
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -50,8 +53,6 @@ class Flow(NamedTuple):
         load: [k] rows and vacancies at each expert.
         vacancies: [k] free slots at each expert.
         cost: [k, k] the least cost of moving a row from one expert to another.
-        row: [k, k] the row that attains it.
-        ties: [k, k] how many rows attain it.
         stale: [k] whether the expert lost a row since its line of `cost` was computed.
     """
 
@@ -62,8 +63,6 @@ class Flow(NamedTuple):
     load: NDArray[np.int64]
     vacancies: NDArray[np.int64]
     cost: Floats
-    row: Ints
-    ties: Ints
     stale: Flags
 
 
@@ -78,8 +77,6 @@ def new_flow(m: int, k: int) -> Flow:
         np.zeros(k, np.int64),
         np.zeros(k, np.int64),
         np.full((k, k), np.inf),
-        np.full((k, k), -1, np.int32),
-        np.zeros((k, k), np.int32),
         np.ones(k, np.bool_),
     )
 
@@ -128,30 +125,31 @@ def unlink(flow: Flow, a: int, j: int) -> None:
 def offer_moves(flow: Flow, choices: Choices, a: int, j: int, chain: bool) -> None:
     """Lets row a, which is at expert j, lower the costs of moves away from j; with `chain`, all rows behind it too."""
     # Bound to names once: taking an array out of a tuple counts references, which costs more than using it.
-    at, after = flow.at, flow.after
-    cost, row, ties = flow.cost[j], flow.row[j], flow.ties[j]
-    cols, vals, width, dense = choices.cols, choices.vals, choices.width, choices.dense
+    at, after, cost = flow.at, flow.after, flow.cost[j]
+    cols, vals, width = choices.cols, choices.vals, choices.width
+    if choices.dense:
+        _offer_all_moves(at, after, vals, a, chain, cost)
+        return
     while a >= 0:
         own = np.float64(vals[a, at[a]])
         for w in range(width[a]):
-            t = w if dense else cols[a, w]
-            delta = own - np.float64(vals[a, w])
-            if delta < cost[t]:
-                cost[t] = delta
-                row[t] = a
-                ties[t] = 1
-            elif delta == cost[t]:
-                ties[t] += 1
+            cost[cols[a, w]] = min(cost[cols[a, w]], own - np.float64(vals[a, w]))
+        a = after[a] if chain else -1
+
+
+@jit_vector
+def _offer_all_moves(at: Ints, after: Ints, vals: Scores, a: int, chain: bool, cost: Floats) -> None:
+    while a >= 0:
+        own = np.float64(vals[a, at[a]])
+        for t in range(cost.shape[0]):
+            cost[t] = smaller(cost[t], own - np.float64(vals[a, t]))
         a = after[a] if chain else -1
 
 
 @jit
 def refresh(flow: Flow, choices: Choices, j: int) -> None:
     """Computes the costs of all moves away from expert j anew."""
-    cost, ties = flow.cost, flow.ties
-    for t in range(cost.shape[0]):
-        cost[j, t] = np.inf
-        ties[j, t] = 0
+    flow.cost[j, :] = np.inf
     offer_moves(flow, choices, flow.head[j], j, True)
     flow.stale[j] = False
 
@@ -169,17 +167,50 @@ def move_row(flow: Flow, choices: Choices, a: int, j: int) -> None:
 
 
 class Search(NamedTuple):
-    """Scratch space of a shortest-path search: [k] each."""
+    """Scratch space of a shortest-path search: [k] each. Distances of settled experts are infinite in `pending`."""
 
     distance: Floats
-    parent: Ints
-    settled: Flags
+    pending: Floats
+    parent: NDArray[np.int64]
 
 
 @jit
 def new_search(k: int) -> Search:
     """Scratch space for k experts."""
-    return Search(np.empty(k), np.empty(k, np.int32), np.empty(k, np.bool_))
+    return Search(np.empty(k), np.empty(k), np.empty(k, np.int64))
+
+
+@jit_vector
+def _least(x: Floats) -> float:
+    least = x[0]
+    for t in range(x.shape[0]):
+        least = smaller(least, x[t])
+    return least
+
+
+@jit_vector
+def _relax(
+    cost: Floats,
+    prices: Floats,
+    base: float,
+    ceiling: float,
+    least: float,
+    u: int,
+    distance: Floats,
+    pending: Floats,
+    parent: NDArray[np.int64],
+) -> None:
+    """Shortens the ways that are shorter through u; there are none to settled experts, which are at most `least` away.
+
+    Rounding may leave a reduced cost of -1e-17, hence the larger of the two: a distance below that of a settled expert
+    would undo it.
+    """
+    for t in range(prices.shape[0]):
+        through = larger(base + smaller(cost[u, t], ceiling) + prices[t], least)
+        shorter = through < distance[t]
+        distance[t] = through if shorter else distance[t]
+        pending[t] = through if shorter else pending[t]
+        parent[t] = u if shorter else parent[t]
 
 
 @jit
@@ -187,31 +218,25 @@ def shortest_path(
     flow: Flow, search: Search, choices: Choices, capacity: NDArray[np.int64], prices: Floats, source: int
 ) -> int:
     """Dijkstra from an overfull expert to the nearest one with room; -1 if none can be reached."""
-    k = prices.shape[0]
-    distance, parent, settled = search.distance, search.parent, search.settled
+    distance, pending, parent = search.distance, search.pending, search.parent
     cost, load, vacancies, stale = flow.cost, flow.load, flow.vacancies, flow.stale
-    for t in range(k):
-        distance[t] = np.inf
-        settled[t] = False
-    distance[source] = 0.0
+    distance[:] = np.inf
+    pending[:] = np.inf
+    distance[source] = pending[source] = 0.0
     while True:
-        u, least = -1, np.inf
-        for t in range(k):
-            if not settled[t] and distance[t] < least:
-                u, least = t, distance[t]
-        if u < 0 or load[u] < capacity[u]:
+        least = _least(pending)
+        if least == np.inf:
+            return -1
+        u = 0
+        while pending[u] != least:
+            u += 1
+        if load[u] < capacity[u]:
             return u
-        settled[u] = True
+        pending[u] = np.inf
         if stale[u]:
             refresh(flow, choices, u)
         ceiling = 0.0 if vacancies[u] > 0 else np.inf
-        base = least - prices[u]
-        for t in range(k):
-            through = base + min(cost[u, t], ceiling) + prices[t]
-            # Rounding may leave a reduced cost of -1e-17; a distance below that of a settled expert would undo it.
-            if not settled[t] and through < distance[t]:
-                distance[t] = max(through, least)
-                parent[t] = u
+        _relax(cost, prices, least - prices[u], ceiling, least, u, distance, pending, parent)
 
 
 @jit_inline
@@ -228,7 +253,7 @@ def push_along(
     v = target
     while v != source:
         u = search.parent[v]
-        units = min(units, flow.vacancies[u] if _uses_vacancy(flow, u, v) else flow.ties[u, v])
+        units = min(units, flow.vacancies[u] if _uses_vacancy(flow, u, v) else _count_ties(flow, choices, u, v, units))
         v = u
     # From the far end backwards, so that a row that has just arrived at an expert is not the one that leaves it.
     v = target
@@ -245,19 +270,41 @@ def push_along(
 
 
 @jit
+def _next_tied(flow: Flow, choices: Choices, a: int, u: int, v: int) -> int:
+    """The first row from row a on, in the list of expert u, that moves to v at the least cost; -1 if there is none."""
+    at, after, least = flow.at, flow.after, flow.cost[u, v]
+    cols, vals, width, dense = choices.cols, choices.vals, choices.width, choices.dense
+    while a >= 0:
+        own = np.float64(vals[a, at[a]])
+        if dense:
+            if own - np.float64(vals[a, v]) == least:
+                return a
+        else:
+            for w in range(width[a]):
+                if cols[a, w] == v and own - np.float64(vals[a, w]) == least:
+                    return a
+        a = after[a]
+    return -1
+
+
+@jit
+def _count_ties(flow: Flow, choices: Choices, u: int, v: int, most: int) -> int:
+    """How many rows would move from u to v at the least cost, as far as that matters."""
+    count, a = 0, _next_tied(flow, choices, flow.head[u], u, v)
+    while a >= 0 and count < most:
+        count += 1
+        a = _next_tied(flow, choices, flow.after[a], u, v) if count < most else a
+    return count
+
+
+@jit
 def _move_tied_rows(flow: Flow, choices: Choices, u: int, v: int, units: int) -> None:
-    if units == 1:
-        move_row(flow, choices, flow.row[u, v], v)
-        return
-    cost = flow.cost[u, v]
-    a = flow.head[u]
-    while units > 0:
+    a = _next_tied(flow, choices, flow.head[u], u, v)
+    for unit in range(units):
         after = flow.after[a]
-        w = position_of(choices, a, v)
-        if w >= 0 and np.float64(choices.vals[a, flow.at[a]]) - np.float64(choices.vals[a, w]) == cost:
-            move_row(flow, choices, a, v)
-            units -= 1
-        a = after
+        move_row(flow, choices, a, v)
+        if unit + 1 < units:
+            a = _next_tied(flow, choices, after, u, v)
 
 
 @jit
@@ -293,8 +340,7 @@ def balance(flow: Flow, choices: Choices, capacity: NDArray[np.int64], prices: F
                 return paths, source
             reach = search.distance[target]
             for j in range(k):
-                if search.settled[j]:
-                    prices[j] += reach - search.distance[j]
+                prices[j] += max(0.0, reach - search.distance[j])
             push_along(flow, search, choices, capacity, source, target)
             paths += 1
     return paths, -1
@@ -312,19 +358,30 @@ def seat_rows(
     # Backwards, because a list grows at its front: an expert's rows then stand in the order of memory.
     for a in range(choices.rows.shape[0] - 1, -1, -1):
         best = -np.inf
-        for w in range(width[a]):
-            best = max(best, np.float64(vals[a, w]) - prices[w if dense else cols[a, w]])
+        if dense and width[a] > 0:
+            best = exact_best_offer(vals[a], prices)
+        elif not dense:
+            for w in range(width[a]):
+                best = max(best, np.float64(vals[a, w]) - prices[cols[a, w]])
         expert, most_room = -1, 0
         for w in range(width[a]):
             j = w if dense else cols[a, w]
-            room = capacity[j] - load[j]
-            tied = np.float64(vals[a, w]) - prices[j] >= best - slop
-            if tied and (expert < 0 or room > most_room or (room == most_room and j < expert)):
-                expert, most_room = j, room
-                at[a] = w
+            if np.float64(vals[a, w]) - prices[j] >= best - slop:
+                room = capacity[j] - load[j]
+                if expert < 0 or room > most_room or (room == most_room and j < expert):
+                    expert, most_room = j, room
+                    at[a] = w
         if expert >= 0:
             load[expert] += 1
             link(flow, a, expert)
+
+
+@jit_vector
+def _least_sum(cost: Floats, prices: Floats) -> float:
+    least = cost[0] + prices[0]
+    for t in range(cost.shape[0]):
+        least = smaller(least, cost[t] + prices[t])
+    return least
 
 
 @jit
@@ -341,9 +398,7 @@ def mend_prices(flow: Flow, choices: Choices, prices: Floats) -> bool:
     for _ in range(k + 1):
         changed = False
         for j in range(k):
-            least = mended[j]
-            for t in range(k):
-                least = min(least, flow.cost[j, t] + mended[t])
+            least = min(mended[j], _least_sum(flow.cost[j], mended))
             # Sums along different paths differ by rounding, which must not pass for a cycle of negative cost.
             if least < mended[j] - 1e-15 * abs(mended[j]):
                 mended[j] = least
