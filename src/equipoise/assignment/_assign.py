@@ -124,7 +124,7 @@ def _assign_op(
     scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     _check_capacity_values(capacity, scores.shape[-2], mask)
-    if prices is not None and not bool(prices.isfinite().all()):
+    if prices is not None and not np.isfinite(prices.detach().double().cpu().numpy()).all():
         raise ValueError("prices must be finite, got a NaN or an infinity: pass an earlier Assignment's .prices")
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()

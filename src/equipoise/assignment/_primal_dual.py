@@ -26,7 +26,7 @@ from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
 from equipoise.assignment._infeasible import illegal_scores, no_room
-from equipoise.assignment._kernels import _choices, _descent, _pricing, _smoothing, _solve
+from equipoise.assignment._kernels import _choices, _descent, _flow, _pricing, _smoothing, _solve
 
 Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
@@ -259,7 +259,7 @@ class _Problem:
             choices ("lacking").
         """
         for _ in range(_solve.MOST_ROUNDS):
-            if _solve.exact_flow(choices, settled, self.capacity, self.prices, self.z, slop) != -1:
+            if _flow.exact_flow(choices, settled, self.capacity, self.prices, self.z, slop) != -1:
                 return "stuck"
             value, regret, wrong = self._price()
             if len(wrong) == 0:
@@ -289,7 +289,7 @@ class _Problem:
 
     def _solve_with_all_choices(self, slop: float = 0.0) -> tuple[float, float, Ints]:
         choices = _choices.all_choices(self.scores, self.mask)
-        stuck = _solve.exact_flow(choices, np.zeros(len(self.prices)), self.capacity, self.prices, self.z, slop)
+        stuck = _flow.exact_flow(choices, np.zeros(len(self.prices)), self.capacity, self.prices, self.z, slop)
         if stuck >= 0:
             raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
         return self._price()

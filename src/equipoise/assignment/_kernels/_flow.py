@@ -407,3 +407,27 @@ def mend_prices(flow: Flow, choices: Choices, prices: Floats) -> bool:
             prices[:] = mended
             return True
     return False
+
+
+@jit
+def exact_flow(
+    choices: Choices, settled: Floats, capacity: NDArray[np.int64], prices: Floats, z: Ints, slop: float
+) -> int:
+    """Every row to its best offer, then chains of moves until no expert is overfull.
+
+    Offers within `slop` of the best count as tied with it, if prices can be mended so that they are.
+
+    Returns:
+        -1 if all is well; else an expert that stays overfull because its rows can go nowhere else.
+    """
+    m, k = choices.rows.shape[0], prices.shape[0]
+    flow = new_flow(m, k)
+    seat_rows(flow, choices, capacity, prices, settled, slop)
+    if slop > 0 and not mend_prices(flow, choices, prices):
+        flow = new_flow(m, k)
+        seat_rows(flow, choices, capacity, prices, settled, 0.0)
+    settle_vacancies(flow, capacity, prices, capacity.sum() - flow.load.sum())
+    _, stuck = balance(flow, choices, capacity, prices)
+    for a in range(m):
+        z[choices.rows[a]] = expert_at(choices, a, flow.at[a]) if flow.at[a] >= 0 else -1
+    return stuck

@@ -5,9 +5,8 @@
 
 Where rows come in clusters, a cluster fills experts of its own, and at a small mu no row is tied between those and
 others. Demand then says which group is overfull, but its slope is zero: the few rows that will have to leave are far
-from indifferent. How far is no secret, though. Row i's best offers within each group, `best[i, g]`, are an assignment
-problem with a few groups in place of many experts, and raising the price of a group until just its excess wants to
-leave is a selection among the differences between a row's best offer within and the best one outside.
+from indifferent. How far is no secret, though. Row i's best offers within each group are an assignment problem of their
+own, with a few groups in place of many experts, and a sample of the rows is enough for it: it is solved exactly.
 
 Legend: m rows, k experts, g groups. An expert whose price is +inf is closed and in no group (-1).
 """
@@ -16,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._choices import Scores
+from equipoise.assignment._kernels._choices import Scores, all_choices
+from equipoise.assignment._kernels._flow import exact_flow
+from equipoise.assignment._kernels._smoothing import rest_prices
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -24,8 +25,8 @@ Flags = NDArray[np.bool_]
 
 # Experts are together in a group if the rows that they share weigh more than this: Newton's method can work with that.
 SHARED = 0.5
-# With more groups than this, moving one at a time would take too long, and a group is next to nothing.
-MOST_GROUPS = 16
+# With more groups than this, a group is next to nothing; so many rows tell where they belong.
+MOST_GROUPS, MOST_ROWS = 16, 4096
 
 
 @jit
@@ -56,51 +57,21 @@ def group_experts(hessian: Floats, prices: Floats, resting: Flags) -> tuple[Ints
 
 
 @jit
-def best_of_groups(scores: Scores, mask: Flags, stride: int, prices: Floats, labels: Ints, groups: int) -> Scores:
-    """Each sampled row's best offer within each group."""
-    near_prices = prices.astype(scores.dtype)
-    best = np.full(((scores.shape[0] + stride - 1) // stride, groups), -np.inf, scores.dtype)
+def best_of_groups(
+    scores: Scores, mask: Flags, stride: int, prices: Floats, labels: Ints, group_prices: Floats
+) -> Scores:
+    """What each group is worth to each sampled row, so that it offers as much at its price as its best expert does."""
+    near_prices, near_group_prices = prices.astype(scores.dtype), group_prices.astype(scores.dtype)
+    best = np.full(((scores.shape[0] + stride - 1) // stride, group_prices.shape[0]), -np.inf, scores.dtype)
     m = 0
     for i in range(0, scores.shape[0], stride):
         if mask[i]:
             for j in range(labels.shape[0]):
-                if labels[j] >= 0:
-                    best[m, labels[j]] = max(best[m, labels[j]], scores[i, j] - near_prices[j])
+                g = labels[j]
+                if g >= 0:
+                    best[m, g] = max(best[m, g], scores[i, j] - near_prices[j] + near_group_prices[g])
             m += 1
     return best[:m]
-
-
-@jit
-def leads(best: Scores, shift: Floats, group: int, gaps: Floats, load: Floats) -> int:
-    """Counts each group's rows, and writes by how much a group leads the others in its rows, or lags in theirs.
-
-    Returns:
-        How many of the gaps are those of the group's own rows, which come first; the others' fill the array from its
-        end.
-    """
-    rows, groups = best.shape
-    load[:] = 0.0
-    own = others = 0
-    for i in range(rows):
-        most, other, winner = -np.inf, -np.inf, -1
-        for g in range(groups):
-            offer = best[i, g] - shift[g]
-            if offer > most:
-                most, winner = offer, g
-            if g != group:
-                other = max(other, offer)
-        if winner < 0:
-            continue
-        load[winner] += 1
-        if group < 0:
-            continue
-        if winner == group:
-            gaps[own] = most - other
-            own += 1
-        else:
-            others += 1
-            gaps[rows - others] = most - (best[i, group] - shift[group])
-    return own
 
 
 @jit
@@ -114,7 +85,7 @@ def shift_groups_apart(
     demand: Floats,
     hessian: Floats,
 ) -> bool:
-    """Moves groups of experts that share no rows, one after the other, until each has about the rows that it can take.
+    """Moves groups of experts that share no rows, each as a whole, so that each has about the rows that it can take.
 
     Returns:
         Whether there were any to move.
@@ -126,51 +97,25 @@ def shift_groups_apart(
     labels, groups = group_experts(hessian, prices, resting)
     if groups < 2 or groups > MOST_GROUPS:
         return False
+    thin = max(1, scores.shape[0] // (stride * MOST_ROWS))
     room, lowest = np.zeros(groups), np.full(groups, np.inf)
     for j in range(k):
         if labels[j] >= 0:
-            room[labels[j]] += target[j]
+            room[labels[j]] += target[j] / thin
             lowest[labels[j]] = min(lowest[labels[j]], prices[j])
-    best = best_of_groups(scores, mask, stride, prices, labels, groups)
-    rows = best.shape[0]
-    shift, load, gaps = np.zeros(groups), np.zeros(groups), np.empty(rows)
+    best = best_of_groups(scores, mask, stride * thin, prices, labels, lowest)
+    capacity, group_prices = np.ceil(room).astype(np.int64), lowest.copy()
+    if capacity.sum() < best.shape[0]:
+        return False
+    choices, z = all_choices(best, np.ones(best.shape[0], np.bool_)), np.empty(best.shape[0], np.int32)
+    if exact_flow(choices, np.zeros(groups), capacity, group_prices, z, 0.0) >= 0:
+        return False
+    group_prices -= group_prices.min()
     moved = False
-    for _ in range(2 * groups):
-        leads(best, shift, -1, gaps, load)
-        group, most = -1, max(1.0, rows / 512)
-        for g in range(groups):
-            excess = load[g] - room[g]
-            # Without slack, a group that lacks rows gets them as others are raised; with it, one may be too dear.
-            misfit = excess if excess > 0 else (-excess if slack and lowest[g] + shift[g] > 0 else 0.0)
-            if misfit > most:
-                group, most = g, misfit
-        if group < 0:
-            break
-        units = int(most)
-        own = leads(best, shift, group, gaps, load)
-        if load[group] > room[group]:
-            distance = between(gaps[:own], units)
-            change = distance
-        else:
-            distance = between(gaps[own:], units)
-            change = -min(distance, lowest[group] + shift[group])
-        if not distance < np.inf:
-            break
-        shift[group] += change
-        moved = True
     for j in range(k):
         if labels[j] >= 0:
-            prices[j] += shift[labels[j]]
+            change = group_prices[labels[j]] - lowest[labels[j]]
+            moved = moved or change != 0
+            prices[j] += change
+    rest_prices(prices, slack)
     return moved
-
-
-@jit
-def between(gaps: Floats, units: int) -> float:
-    """A distance at which as many of the gaps as asked for are closed, and no more."""
-    if units >= gaps.shape[0]:
-        return np.inf
-    ordered = np.partition(gaps, units)
-    last = -np.inf
-    for a in range(units):
-        last = max(last, ordered[a])
-    return 0.5 * (last + ordered[units])

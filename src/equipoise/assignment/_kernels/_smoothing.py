@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from equipoise._core._jit import jit, jit_inline, jit_vector
 from equipoise._core._vector import larger
 from equipoise.assignment._kernels._choices import Choices, Scores
+from equipoise.assignment._kernels._pricing import exact_best_offer
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -46,45 +47,52 @@ def soft_exp(x: float) -> float:
 @jit
 def mean_spread(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats) -> float:
     """Mean difference between a row's best offer and its average one."""
+    k = prices.shape[0]
     total, count = 0.0, 0
     for i in range(0, scores.shape[0], stride):
-        best, mean, finite = -np.inf, 0.0, 0
-        if mask[i]:
-            for j in range(prices.shape[0]):
+        best = exact_best_offer(scores[i], prices) if mask[i] else -np.inf
+        if best > -np.inf:
+            behind, finite = 0.0, 0
+            for j in range(k):
                 offer = scores[i, j] - prices[j]
                 if offer > -np.inf:
-                    best = max(best, offer)
-                    mean += (offer - mean) / (finite + 1)
+                    behind += (best - offer) / k  # divided at once: the sum might exceed the largest number
                     finite += 1
-        if finite > 1:
-            total += (best - mean - total) / (count + 1)
-            count += 1
+            if finite > 1:
+                total += (behind * (k / finite) - total) / (count + 1)
+                count += 1
     return total
 
 
+@jit_vector
+def _lead(row: Scores, prices: Floats) -> float:
+    """How far the best offer is ahead of the next one."""
+    best = np.float64(row[0]) - prices[0]
+    for j in range(row.shape[0]):
+        best = larger(best, np.float64(row[j]) - prices[j])
+    second, count = -np.inf, 0
+    for j in range(row.shape[0]):
+        offer = np.float64(row[j]) - prices[j]
+        second = larger(second, offer if offer < best else -np.inf)
+        count += offer == best
+    return best - second if count == 1 else 0.0
+
+
 @jit
-def gap_quantile(
-    scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats, rank: int, fraction: float
-) -> float:
-    """The given quantile, over every `stride`-th row, of how far the best offer is ahead of the one `rank` behind."""
-    gaps = np.empty((scores.shape[0] + stride - 1) // stride)
-    offers = np.empty(prices.shape[0])
+def lead_quantile(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats, fraction: float) -> float:
+    """The given quantile, over every `stride`-th row, of how far the best offer is ahead of the next one."""
+    leads = np.empty((scores.shape[0] + stride - 1) // stride)
     count = 0
     for i in range(0, scores.shape[0], stride):
         if mask[i]:
-            for j in range(prices.shape[0]):
-                offers[j] = scores[i, j] - prices[j]
-            best = offers.max()
-            for _ in range(rank):
-                offers[offers.argmax()] = -np.inf
-            behind = offers.max()
-            if behind > -np.inf:
-                gaps[count] = best - behind
+            lead = _lead(scores[i], prices)
+            if lead < np.inf:  # there is another one
+                leads[count] = lead
                 count += 1
     if count == 0:
         return 0.0
-    gaps = np.sort(gaps[:count])
-    return gaps[min(count - 1, int(fraction * count))]
+    leads = np.sort(leads[:count])
+    return leads[min(count - 1, int(fraction * count))]
 
 
 @jit

@@ -20,13 +20,13 @@ from equipoise.assignment._kernels._choices import (
     room_for_choices,
 )
 from equipoise.assignment._kernels._descent import follow
-from equipoise.assignment._kernels._flow import balance, expert_at, mend_prices, new_flow, seat_rows, settle_vacancies
+from equipoise.assignment._kernels._flow import exact_flow
 from equipoise.assignment._kernels._pair import solve_pair
 from equipoise.assignment._kernels._pricing import final_prices, finite_prices, price_rows
 from equipoise.assignment._kernels._smoothing import (
-    gap_quantile,
     imbalance,
     laplacian,
+    lead_quantile,
     linear_part,
     mean_spread,
     newton_step,
@@ -64,7 +64,7 @@ def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int) ->
     n, k = scores.shape
     rows = max(1, n // stride)
     fraction = min(0.35, 3.5 * np.sqrt(k * LEVEL_RATIO / rows))
-    return gap_quantile(scores, mask, max(stride, n // 256), prices, 1, fraction)
+    return lead_quantile(scores, mask, max(stride, n // 256), prices, fraction)
 
 
 @jit
@@ -75,7 +75,7 @@ def shrink_to_noise(scores: Scores, mask: Flags, prices: Floats) -> None:
     `sampling_radius`. Where they vary no more than that, equal prices are the better start for another draw.
     """
     n, k = scores.shape
-    noise = gap_quantile(scores, mask, max(1, n // 256), prices, 1, min(0.5, np.sqrt(k / n)))
+    noise = lead_quantile(scores, mask, max(1, n // 256), prices, min(0.5, np.sqrt(k / n)))
     mean, experts, total = 0.0, 0, 0.0
     for j in range(k):
         if prices[j] < np.inf:
@@ -197,28 +197,6 @@ def refine(
             return choices, excess
         choices = narrow(choices, prices, 6 * mu, settled, z)
         mu /= 4
-
-
-@jit
-def exact_flow(choices: Choices, settled: Floats, capacity: Counts, prices: Floats, z: Ints, slop: float) -> int:
-    """Every row to its best offer, then chains of moves until no expert is overfull.
-
-    Offers within `slop` of the best count as tied with it, if prices can be mended so that they are.
-
-    Returns:
-        -1 if all is well; else an expert that stays overfull because its rows can go nowhere else.
-    """
-    m, k = choices.rows.shape[0], prices.shape[0]
-    flow = new_flow(m, k)
-    seat_rows(flow, choices, capacity, prices, settled, slop)
-    if slop > 0 and not mend_prices(flow, choices, prices):
-        flow = new_flow(m, k)
-        seat_rows(flow, choices, capacity, prices, settled, 0.0)
-    settle_vacancies(flow, capacity, prices, capacity.sum() - flow.load.sum())
-    _, stuck = balance(flow, choices, capacity, prices)
-    for a in range(m):
-        z[choices.rows[a]] = expert_at(choices, a, flow.at[a]) if flow.at[a] >= 0 else -1
-    return stuck
 
 
 @jit
@@ -353,17 +331,18 @@ def solve_direct(
 
 @jit
 def prepare(scores: Scores, mask: Flags, capacity: Counts, warm: bool, prices: Floats) -> tuple[bool, float]:
-    """Makes prices ready to start from; returns whether slots will be left, and the spread of offers."""
+    """Makes prices ready to start from; returns whether slots will be left, and the spread of offers from no prices."""
     slots = 0
     for j in range(capacity.shape[0]):
         slots += capacity[j]
     for i in range(mask.shape[0]):
         slots -= mask[i]
     close_experts(capacity, prices)
-    spread = mean_spread(scores, mask, max(1, scores.shape[0] // 64), prices)
-    if warm and slots == 0:
+    if not warm:
+        return slots > 0, mean_spread(scores, mask, max(1, scores.shape[0] // 64), prices)
+    if slots == 0:
         shrink_to_noise(scores, mask, prices)
-    return slots > 0, spread
+    return slots > 0, 0.0
 
 
 @jit
