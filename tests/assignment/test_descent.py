@@ -31,9 +31,9 @@ def test_demand_and_curvature(mu: float, dtype: str) -> None:
     scores, prices = draw(200, 6, dtype)
     mask = np.arange(200) % 7 != 0
     demand, curvature = np.zeros(6), np.zeros((6, 6))
-    _descent.dense_demand(scores, mask, 1, 2, 1, prices, mu, demand, curvature)
+    _descent.dense_demand(scores, mask, 1, prices, mu, demand, curvature)
     _smoothing.laplacian(curvature)
-    p = shares(scores[1::2][mask[1::2]].astype(np.float64), prices, mu)
+    p = shares(scores[mask].astype(np.float64), prices, mu)
     np.testing.assert_allclose(demand, p.sum(0), rtol=0.02)  # as exact as the exponential
     # Shares below a thousandth are left out of the curvature.
     np.testing.assert_allclose(curvature, np.diag(p.sum(0)) - p.T @ p, atol=5e-3 * len(p))

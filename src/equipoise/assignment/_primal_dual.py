@@ -201,13 +201,13 @@ class _Problem:
             result = self._finish(choices, settled, radius, slop)
             if not isinstance(result, str):
                 return *result, np.empty(0, np.int32)
-            if result == "stuck" and attempt == 0 and slop == 0:
-                radius *= 2  # rows that were settled too early have a choice again
-            else:
+            if result == "lacking":
                 self.prices[:] = prices
-                if result == "stuck":
-                    break
                 radius *= 8
+            elif attempt == 0:
+                radius *= 2 if slop == 0 else 8  # rows that were settled too early have a choice again
+            else:
+                break
             choices, settled = self._collect(radius)
         return self._solve_with_all_choices()
 

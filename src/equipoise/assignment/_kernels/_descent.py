@@ -96,17 +96,9 @@ def _add_pairs(weights: Scores, scale: float, pairs: Scores) -> None:
 
 @jit
 def dense_demand(
-    scores: Scores,
-    mask: Flags,
-    start: int,
-    stride: int,
-    every: int,
-    prices: Floats,
-    mu: float,
-    demand: Floats,
-    curvature: Floats,
+    scores: Scores, mask: Flags, every: int, prices: Floats, mu: float, demand: Floats, curvature: Floats
 ) -> float:
-    """What `soft_demand` does, from every `stride`-th row with all its experts; pairs from one in `every` of those.
+    """What `soft_demand` does, from rows with all their experts; pairs from one in `every` of them.
 
     Returns:
         The rows' part of the smoothed dual.
@@ -116,7 +108,7 @@ def dense_demand(
     near_prices, inverse = prices.astype(scores.dtype), kind(1 / (64 * mu))
     weights, part, pairs = np.empty(k, scores.dtype), np.zeros(k, scores.dtype), np.zeros((k, k), scores.dtype)
     dual, product, count = 0.0, 1.0, 0  # product of sums between 1 and k: one logarithm for many rows
-    for i in range(start, scores.shape[0], stride):
+    for i in range(scores.shape[0]):
         if not mask[i]:
             continue
         best, total = _soft_weights(scores[i], near_prices, inverse, weights)
@@ -164,26 +156,26 @@ def crowd(scores: Scores, mask: Flags, prices: Floats, radius: float) -> float:
 
 
 @jit
-def curvature_stride(scores: Scores, mask: Flags, stride: int, prices: Floats, mu: float) -> int:
+def curvature_stride(scores: Scores, mask: Flags, prices: Floats, mu: float) -> int:
     """One row in so many is enough for the curvature: it costs as much as a row has tied experts, and says as much."""
     n, k = scores.shape
-    return max(1, int(n / stride * crowd(scores, mask, prices, REACH / 2 * mu) / (PAIRS_PER_EXPERT * k)))
+    return max(1, int(n * crowd(scores, mask, prices, REACH / 2 * mu) / (PAIRS_PER_EXPERT * k)))
 
 
 @jit
-def descend(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats, mu: float) -> None:
-    """Newton steps at one mu on every `stride`-th row, until demand meets the target.
+def descend(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats, mu: float) -> None:
+    """Newton steps at one mu, until the rows' demand meets the target.
 
     Ends with prices that were looked at: a last step on trust can lead astray where experts share few rows.
     """
     k = prices.shape[0]
-    every = curvature_stride(scores, mask, stride, prices, mu)
+    every = curvature_stride(scores, mask, prices, mu)
     least, missed, returns, stalls, last = np.inf, np.inf, 0, 0, prices.copy()
     for _ in range(MOST_STEPS):
         demand, hessian = np.zeros(k), np.zeros((k, k))
-        dual = dense_demand(scores, mask, 0, stride, every, prices, mu, demand, hessian)
+        dual = dense_demand(scores, mask, every, prices, mu, demand, hessian)
         rows = demand.sum()
-        goals = target * (1.0 / stride if slack else rows / target.sum())
+        goals = target if slack else target * (rows / target.sum())
         dual += linear_part(prices, goals)
         if dual > least + 0.01 * mu * rows:  # by more than the rounding of float32 and of the exponential
             returns += 1
@@ -198,7 +190,7 @@ def descend(scores: Scores, mask: Flags, stride: int, target: Floats, slack: boo
             break
         laplacian(hessian)
         stalls = stalls + 1 if missed > 0.8 * before else 0
-        if stalls == 1 and shift_groups_apart(scores, mask, stride, goals, slack, prices, demand, hessian):
+        if stalls == 1 and shift_groups_apart(scores, mask, goals, slack, prices, demand, hessian):
             least = np.inf  # a step of another kind, which need not lower the dual
         elif stalls == MOST_STALLS or (stalls > 0 and missed <= rows / 64):
             break
@@ -208,17 +200,22 @@ def descend(scores: Scores, mask: Flags, stride: int, target: Floats, slack: boo
 
 
 @jit
-def disagreement(
-    scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats, mu: float
-) -> float:
-    """How far the rows halfway between the sampled ones would move the prices, in units of mu."""
+def disagreement(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats, mu: float) -> float:
+    """How far rows that had no part in finding the prices would move them, in units of mu."""
     k = prices.shape[0]
     demand, hessian = np.zeros(k), np.zeros((k, k))
-    every = curvature_stride(scores, mask, stride, prices, mu)
-    dense_demand(scores, mask, stride // 2, stride, every, prices, mu, demand, hessian)
-    goals = target * (1.0 / stride if slack else demand.sum() / target.sum())
+    dense_demand(scores, mask, curvature_stride(scores, mask, prices, mu), prices, mu, demand, hessian)
+    goals = target if slack else target * (demand.sum() / target.sum())
     laplacian(hessian)
     return newton_step(prices.copy(), demand, goals, hessian, mu, STEP * mu, slack) / mu
+
+
+@jit
+def sample(scores: Scores, mask: Flags, start: int, stride: int) -> tuple[Scores, Flags]:
+    """Every `stride`-th row. A copy, because it is read many times, and rows that lie apart are slow to read."""
+    if stride == 1:
+        return scores, mask
+    return scores[start::stride].copy(), mask[start::stride].copy()
 
 
 @jit
@@ -227,17 +224,21 @@ def follow(
 ) -> float:
     """Descends on every `stride`-th row, as far as those say something about the others; returns the last mu.
 
-    Ends, too, where rows have few candidates left, and at `least`, where differences are rounding.
+    What they say is asked of the rows halfway between them. Ends, too, where rows have few candidates left, and at
+    `least`, where differences are rounding.
     """
+    rows, rows_mask = sample(scores, mask, 0, stride)
+    others, others_mask = sample(scores, mask, stride // 2, stride)
+    share = target / stride
     while True:
-        descend(scores, mask, stride, target, slack, prices, mu)
-        tied = crowd(scores, mask, prices, REACH * mu)
+        descend(rows, rows_mask, share, slack, prices, mu)
+        tied = crowd(rows, rows_mask, prices, REACH * mu)
         if tied <= FEW_CANDIDATES or mu <= least:
             return mu
-        if stride > 1 and disagreement(scores, mask, stride, target, slack, prices, mu) > DISAGREEMENT:
+        if stride > 1 and disagreement(others, others_mask, share, slack, prices, mu) > DISAGREEMENT:
             return mu
         # Where as many offers are tied within much less, mu can go there at once.
-        mu = max(least, mu / (64 if crowd(scores, mask, prices, mu / 8) > 0.9 * tied else 4))
+        mu = max(least, mu / (64 if crowd(rows, rows_mask, prices, mu / 8) > 0.9 * tied else 4))
 
 
 @jit
@@ -250,6 +251,6 @@ def all_prices(
         The radius within which a row's candidates are, and whether those are too many for a list.
     """
     while stride > 1:
-        stride = max(1, stride // ROWS_RATIO)
+        stride = stride // ROWS_RATIO if stride >= ROWS_RATIO**2 else 1
         mu = follow(scores, mask, stride, target, slack, prices, mu, least)
     return REACH * mu, crowd(scores, mask, prices, REACH * mu) > MANY_CANDIDATES

@@ -76,14 +76,7 @@ def best_of_groups(
 
 @jit
 def shift_groups_apart(
-    scores: Scores,
-    mask: Flags,
-    stride: int,
-    target: Floats,
-    slack: bool,
-    prices: Floats,
-    demand: Floats,
-    hessian: Floats,
+    scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats, demand: Floats, hessian: Floats
 ) -> bool:
     """Moves groups of experts that share no rows, each as a whole, so that each has about the rows that it can take.
 
@@ -97,13 +90,13 @@ def shift_groups_apart(
     labels, groups = group_experts(hessian, prices, resting)
     if groups < 2 or groups > MOST_GROUPS:
         return False
-    thin = max(1, scores.shape[0] // (stride * MOST_ROWS))
+    stride = max(1, scores.shape[0] // MOST_ROWS)
     room, lowest = np.zeros(groups), np.full(groups, np.inf)
     for j in range(k):
         if labels[j] >= 0:
-            room[labels[j]] += target[j] / thin
+            room[labels[j]] += target[j] / stride
             lowest[labels[j]] = min(lowest[labels[j]], prices[j])
-    best = best_of_groups(scores, mask, stride * thin, prices, labels, lowest)
+    best = best_of_groups(scores, mask, stride, prices, labels, lowest)
     capacity, group_prices = np.ceil(room).astype(np.int64), lowest.copy()
     if capacity.sum() < best.shape[0]:
         return False
