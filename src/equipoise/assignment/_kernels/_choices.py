@@ -56,7 +56,7 @@ def all_choices(scores: Scores, mask: Flags) -> Choices:
 @jit
 def width_of_choices(k: int) -> int:
     """How many candidates a row has room for: few enough that all of them take less memory than the scores."""
-    return min(k, max(4, min(16, k // 4)))
+    return min(k, max(4, min(8, k // 4)))
 
 
 @jit

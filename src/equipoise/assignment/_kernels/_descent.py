@@ -41,7 +41,7 @@ REACH = 16.0
 # Candidates of a row, on average, that make a list of them (`_choices.py`) cheaper than the whole row.
 FEW_CANDIDATES = 4.0
 # A list has no room for so many: most rows are tied between more experts, however small mu is.
-MANY_CANDIDATES = 16.0
+MANY_CANDIDATES = 8.0
 # Pairs of tied experts that the curvature is estimated from, for each expert.
 PAIRS_PER_EXPERT = 96
 
