@@ -2,9 +2,9 @@
 """Instructions that Python has no words for, and without which a pass over a matrix takes four times as long.
 
 Numba marks arithmetic and comparisons of a `fastmath` function, but not the `select` that its `max` becomes, and LLVM
-turns no loop of those into vector instructions. `larger` and `smaller` say the same in the
-form that it does. Finding the few large
-entries of a row is a comparison of eight at a time, whose result is eight bits: `not_below` and `lowest_bit`.
+turns no loop of those into vector instructions. `larger` and `smaller` say the same in the form that it does. Finding
+the few large entries of a row is a comparison of eight at a time, whose result is eight bits: `not_below` and
+`lowest_bit`.
 
 These generate LLVM's intermediate language, so they run on whatever processor LLVM compiles for.
 """
@@ -52,6 +52,9 @@ def _extreme(name: str) -> Any:
 
 
 def _not_below(_: Any, row: Any, prices: Any, start: Any, floor: Any) -> Any:
+    if row.layout != "C" or prices.layout != "C" or row.dtype != prices.dtype:
+        return None  # entries that do not stand side by side
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = context.get_data_type(signature.args[0].dtype)
         lanes = ir.VectorType(kind, LANES)

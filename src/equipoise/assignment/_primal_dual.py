@@ -201,15 +201,23 @@ class _Problem:
             result = self._finish(choices, settled, radius, slop)
             if not isinstance(result, str):
                 return *result, np.empty(0, np.int32)
+            widened = radius * (2 if result == "stuck" and slop == 0 else 8)
+            crowd = _descent.crowd(self.scores, self.mask, self.prices, widened)
             if result == "lacking":
                 self.prices[:] = prices
-                radius *= 8
-            elif attempt == 0:
-                radius *= 2 if slop == 0 else 8  # rows that were settled too early have a choice again
-            else:
+            elif attempt > 0 or crowd > _descent.MANY_CANDIDATES:
                 break
+            radius = widened  # rows that were settled too early have a choice again
             choices, settled = self._collect(radius)
+        self._return_to(prices)
         return self._solve_with_all_choices()
+
+    def _return_to(self, prices: Floats) -> None:
+        """Takes earlier prices back if they are nearer to balance: a search among too few candidates leads astray."""
+        target, slack = self.capacity.astype(np.float64), bool(self.capacity.sum() > self.mask.sum())
+        now = _solve.held_out(self.scores, self.mask, 1, target, slack, self.prices)
+        if _solve.held_out(self.scores, self.mask, 1, target, slack, prices) < now:
+            self.prices[:] = prices
 
     def _refuse_illegal_rows(self) -> None:
         row = _solve.illegal_row(self.scores, self.mask, self.capacity)

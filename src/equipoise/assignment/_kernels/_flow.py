@@ -225,7 +225,7 @@ def shortest_path(
     distance[source] = pending[source] = 0.0
     while True:
         least = _least(pending)
-        if least == np.inf:
+        if not least < np.inf:
             return -1
         u = 0
         while pending[u] != least:
