@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import equipoise as eq
 from equipoise.assignment._kernels import _choices, _groups
+from equipoise.experiments.bench._families import draw_scores
 
 Floats = NDArray[np.float64]
 
@@ -93,6 +95,19 @@ def test_rows_that_can_go_nowhere_else_stop_it() -> None:
     prices = np.zeros(2)
     assert not apart(scores, np.full(2, 5.0), prices, linked(2), slack=False)
     assert not prices.any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_groups_of_rows_that_nobody_has_checked(bad: float) -> None:
+    """Groups are moved before scores are refused: what is wrong in them must not keep the search going for ever."""
+    scores = np.random.default_rng(0).normal(size=(100, 3))
+    scores[:80, 0] += 30.0
+    scores[5] = bad
+    apart(scores, np.full(3, 34.0), np.zeros(3), linked(3), slack=False)
+    clusters = draw_scores("clustered", 4096, 16, 0)
+    clusters[5] = bad
+    with pytest.raises(ValueError, match="row 5"):
+        eq.assign(clusters)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

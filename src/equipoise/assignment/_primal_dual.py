@@ -58,8 +58,7 @@ def primal_dual(
     *batch, n, k = scores.shape
     b = math.prod(batch)
     # In NumPy from here on: reshaping, say, costs a tenth of what it does in torch, and there is a lot of it.
-    s = scores.detach().numpy().reshape(b, n, k)
-    s = np.ascontiguousarray(s)
+    s = np.ascontiguousarray(scores.detach().numpy()).reshape(b, n, k)
     c = np.ascontiguousarray(capacity.numpy()).reshape(b, k)
     rows = np.ones((b, n), np.bool_) if mask is None else np.ascontiguousarray(mask.numpy()).reshape(b, n)
     p = np.zeros((b, k)) if prices is None else prices.detach().double().numpy().reshape(b, k).copy()
@@ -201,16 +200,17 @@ class _Problem:
             result = self._finish(choices, settled, radius, slop)
             if not isinstance(result, str):
                 return *result, np.empty(0, np.int32)
-            widened = radius * (2 if result == "stuck" and slop == 0 else 8)
-            crowd = _descent.crowd(self.scores, self.mask, self.prices, widened)
+            radius *= 2 if result == "stuck" and slop == 0 else 8  # rows settled too early have a choice again
             if result == "lacking":
                 self.prices[:] = prices
-            elif attempt > 0 or crowd > _descent.MANY_CANDIDATES:
+            elif attempt > 0 or self._crowded(radius):
                 break
-            radius = widened  # rows that were settled too early have a choice again
             choices, settled = self._collect(radius)
         self._return_to(prices)
         return self._solve_with_all_choices()
+
+    def _crowded(self, radius: float) -> bool:
+        return _descent.crowd(self.scores, self.mask, self.prices, radius) > _descent.MANY_CANDIDATES
 
     def _return_to(self, prices: Floats) -> None:
         """Takes earlier prices back if they are nearer to balance: a search among too few candidates leads astray."""

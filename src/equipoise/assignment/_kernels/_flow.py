@@ -247,8 +247,8 @@ def _uses_vacancy(flow: Flow, u: int, v: int) -> bool:
 @jit
 def push_along(
     flow: Flow, search: Search, choices: Choices, capacity: NDArray[np.int64], source: int, target: int
-) -> None:
-    """Moves as many units from source to target as the excess, the room and the thinnest link allow."""
+) -> int:
+    """Moves as many units from source to target as the excess, the room and the thinnest link allow; returns them."""
     units = min(flow.load[source] - capacity[source], capacity[target] - flow.load[target])
     v = target
     while v != source:
@@ -267,6 +267,7 @@ def push_along(
         v = u
     flow.load[source] -= units
     flow.load[target] += units
+    return units
 
 
 @jit
@@ -299,7 +300,7 @@ def _count_ties(flow: Flow, choices: Choices, u: int, v: int, most: int) -> int:
 
 @jit
 def _move_tied_rows(flow: Flow, choices: Choices, u: int, v: int, units: int) -> None:
-    a = _next_tied(flow, choices, flow.head[u], u, v)
+    a = _next_tied(flow, choices, flow.head[u], u, v) if units > 0 else -1
     for unit in range(units):
         after = flow.after[a]
         move_row(flow, choices, a, v)
@@ -341,7 +342,8 @@ def balance(flow: Flow, choices: Choices, capacity: NDArray[np.int64], prices: F
             reach = search.distance[target]
             for j in range(k):
                 prices[j] += max(0.0, reach - search.distance[j])
-            push_along(flow, search, choices, capacity, source, target)
+            if push_along(flow, search, choices, capacity, source, target) == 0:
+                return paths, source  # a cost that no row has: inf - inf, from scores that nobody has checked yet
             paths += 1
     return paths, -1
 
