@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from equipoise._core._vector import LANES, larger, lowest_bit, not_below, smaller
+from equipoise._core._vector import LANES, count_bits, larger, lowest_bit, not_below, smaller
 
 
 @numba.njit
@@ -23,8 +23,18 @@ def found(row: NDArray[np.float64], prices: NDArray[np.float64], start: int, flo
     bits = not_below(row, prices, start, floor)
     while bits != 0:
         positions.append(lowest_bit(bits))
-        bits &= bits - np.uint32(1)
+        bits &= bits - np.uint64(1)
     return positions[1:]
+
+
+@numba.njit
+def lowest_and_count(bits: int) -> tuple[int, int]:
+    return lowest_bit(np.uint64(bits)), count_bits(np.uint64(bits))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 0b1011000, 1 << 40, 1 << 63, 2**64 - 1])
+def test_bits(bits: int) -> None:
+    assert lowest_and_count(np.uint64(bits)) == (bin(bits)[::-1].index("1"), bin(bits).count("1"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -3,8 +3,8 @@
 
 Numba marks arithmetic and comparisons of a `fastmath` function, but not the `select` that its `max` becomes, and LLVM
 turns no loop of those into vector instructions. `larger` and `smaller` say the same in the form that it does. Finding
-the few large entries of a row is a comparison of eight at a time, whose result is eight bits: `not_below` and
-`lowest_bit`.
+the few large entries of a row is a comparison of eight at a time, whose result is eight bits: `not_below`, and for what
+to do with bits, `lowest_bit` and `count_bits`.
 
 These generate LLVM's intermediate language, so they run on whatever processor LLVM compiles for.
 """
@@ -32,7 +32,7 @@ class _NotBelow(Protocol):
     def __call__(self, row: Scores, prices: Scores, start: int, floor: float) -> int: ...
 
 
-class _LowestBit(Protocol):
+class _OfBits(Protocol):
     def __call__(self, bits: int) -> int: ...
 
 
@@ -69,18 +69,23 @@ def _not_below(_: Any, row: Any, prices: Any, start: Any, floor: Any) -> Any:
         everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
         floors = builder.shuffle_vector(builder.insert_element(nothing, arguments[3], first), nothing, everywhere)
         found = builder.bitcast(builder.fcmp_unordered(">=", offers, floors), ir.IntType(LANES))
-        return builder.zext(found, ir.IntType(32))
+        return builder.zext(found, ir.IntType(64))
 
-    return types.uint32(row, prices, types.intp, row.dtype), generate
+    return types.uint64(row, prices, types.intp, row.dtype), generate
 
 
 def _lowest_bit(_: Any, bits: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.zext(
-            builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1)), ir.IntType(8 * np.dtype(np.intp).itemsize)
-        )
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
-    return types.intp(types.uint32), generate
+    return types.int64(types.uint64), generate
+
+
+def _count_bits(_: Any, bits: Any) -> Any:
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), generate
 
 
 larger = cast(_Extreme, intrinsic(_extreme("llvm.maxnum")))
@@ -95,5 +100,8 @@ not_below = cast(_NotBelow, intrinsic(_not_below))
 NaN is not below anything: who looks at what was found sees every NaN and +inf of the row.
 """
 
-lowest_bit = cast(_LowestBit, intrinsic(_lowest_bit))
+lowest_bit = cast(_OfBits, intrinsic(_lowest_bit))
 """The position of the lowest bit that is set; there must be one."""
+
+count_bits = cast(_OfBits, intrinsic(_count_bits))
+"""How many bits are set."""

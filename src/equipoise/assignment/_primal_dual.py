@@ -158,14 +158,15 @@ class _Problem:
             if mu > 0:
                 return None, mu
         radius = _solve.sampling_radius(self.scores, self.mask, self.prices, 1)
-        choices, settled, excess = self._refine(radius, target, slack, k)
+        choices, settled, excess = self._refine(radius, _solve.FIRST_MU * radius, target, slack, _solve.goal_of(k))
         return _Start(choices, settled, radius, 0.0) if _solve.near_balance(excess, n, k) else None, 0.0
 
     def _start_from_all_rows(self, slack: bool, radius: float) -> _Start:
         """Lists of candidates within a radius of prices that are good already."""
         n, k = self.scores.shape
         before = self.prices.copy()
-        choices, settled, excess = self._refine(radius, self.capacity.astype(np.float64), slack, max(k, n // 64))
+        target, goal = self.capacity.astype(np.float64), float(max(k, n // 64))
+        choices, settled, excess = self._refine(radius, radius / _descent.REACH, target, slack, goal)
         if excess < 0:
             self.prices[:] = before
             choices, settled = self._collect(radius)
@@ -224,17 +225,17 @@ class _Problem:
         if row >= 0:
             raise illegal_scores(self.scores, self.capacity, row, self.index)
 
-    def _refine(self, radius: float, target: Floats, slack: bool, goal: int) -> tuple[_choices.Choices, Floats, float]:
+    def _refine(
+        self, radius: float, mu: float, target: Floats, slack: bool, goal: float
+    ) -> tuple[_choices.Choices, Floats, float]:
         """Collects choices and refines prices, once more if they move out of the radius; and the rows left to move."""
         choices, settled = self._collect(radius)
         if not radius > 0:
             return choices, settled, 0.0
-        choices, excess = _solve.refine(choices, settled, target, slack, 1, radius, float(goal), self.prices, self.z)
+        choices, excess = _solve.refine(choices, settled, target, slack, 1, radius, mu, goal, self.prices, self.z)
         if excess == _solve.DRIFTED:
             choices, settled = self._collect(radius)
-            choices, excess = _solve.refine(
-                choices, settled, target, slack, 1, radius, float(goal), self.prices, self.z
-            )
+            choices, excess = _solve.refine(choices, settled, target, slack, 1, radius, mu, goal, self.prices, self.z)
         return choices, settled, excess
 
     def _collect(self, radius: float) -> tuple[_choices.Choices, Floats]:

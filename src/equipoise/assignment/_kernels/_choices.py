@@ -17,12 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_inline, jit_vector
-from equipoise._core._vector import LANES, larger, lowest_bit, not_below
+from equipoise._core._vector import LANES, count_bits, larger, lowest_bit, not_below, smaller
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Scores = NDArray[np.floating[Any]]
+
+# Experts whose marks are the bits of one integer; and rows that are marked before their candidates are listed.
+WORD = 64
+CHUNK_ROWS = 1024
 
 
 class Choices(NamedTuple):
@@ -56,7 +60,7 @@ def all_choices(scores: Scores, mask: Flags) -> Choices:
 @jit
 def width_of_choices(k: int) -> int:
     """How many candidates a row has room for: few enough that all of them take less memory than the scores."""
-    return min(k, max(4, min(8, k // 4)))
+    return min(k, max(4, min(8, 3 * k // 8)))
 
 
 @jit
@@ -113,28 +117,6 @@ def first_at_least(offers: Scores, floor: float) -> int:
     return index
 
 
-@jit_inline
-def find_candidates(scores: Scores, i: int, prices: Scores, floor: float, m: int, cols: Ints, vals: Scores) -> int:
-    """Writes the experts whose offer to row i is not below the floor to line m, as far as it has room; counts them."""
-    k, room = scores.shape[1], cols.shape[1]
-    width = 0
-    whole = k - k % LANES
-    for start in range(0, whole, LANES):
-        found = not_below(scores[i], prices, start, floor)
-        while found != 0:
-            j = start + lowest_bit(found)
-            found &= found - np.uint32(1)
-            if width < room:
-                cols[m, width], vals[m, width] = j, scores[i, j]
-            width += 1
-    for j in range(whole, k):
-        if not scores[i, j] - prices[j] < floor:  # said so that NaN is found
-            if width < room:
-                cols[m, width], vals[m, width] = j, scores[i, j]
-            width += 1
-    return width
-
-
 @jit
 def keep_nearest(
     row: Scores, prices: Scores, radii: Scores, turn: int, offers: Scores, found: Ints, cols: Ints, vals: Scores
@@ -182,6 +164,107 @@ def turn_to_front(found: Ints, within: int, turn: int, best: int) -> None:
             width += 1
 
 
+class Chunk(NamedTuple):
+    """Some rows between reading their scores and listing their candidates: their index, candidates, and how many."""
+
+    rows: Ints
+    marks: NDArray[np.uint64]
+    counts: Ints
+    order: Ints
+
+
+@jit
+def new_chunk(rows: int, k: int) -> Chunk:
+    """Scratch space for so many rows."""
+    marks = np.empty((rows, (k + WORD - 1) // WORD), np.uint64)
+    return Chunk(np.empty(rows, np.int32), marks, np.empty(rows, np.int32), np.empty(rows, np.int32))
+
+
+@jit_inline
+def candidate_bits(scores: Scores, i: int, prices: Scores, floor: float, start: int) -> int:
+    """One bit for each of 64 experts from `start` on, as far as there are: whether its offer is not below the floor."""
+    stop = min(scores.shape[1], start + WORD)
+    whole = stop - (stop - start) % LANES
+    bits = np.uint64(0)
+    for lanes in range(start, whole, LANES):
+        bits |= not_below(scores[i], prices, lanes, floor) << np.uint64(lanes - start)
+    for j in range(whole, stop):
+        bits |= np.uint64(not scores[i, j] - prices[j] < floor) << np.uint64(j - start)  # said so that NaN is found
+    return bits
+
+
+@jit
+def mark_candidates(
+    scores: Scores,
+    mask: Flags,
+    prices: Scores,
+    radius: float,
+    start: int,
+    stop: int,
+    stride: int,
+    chunk: Chunk,
+    settled: Floats,
+    z: Ints,
+) -> tuple[int, int]:
+    """Settles the rows that have no choice and marks the candidates of the others.
+
+    Whether a row has a choice nobody can foresee, a processor neither: so all rows are treated alike, and what is
+    written for a row without a choice, the next one overwrites.
+
+    Returns:
+        How many rows have a choice, and the first that is found to be illegal (-1: none).
+    """
+    rows, marks, counts = chunk.rows, chunk.marks, chunk.counts
+    m = 0
+    for i in range(start, stop, stride):
+        if not mask[i]:
+            z[i] = -1
+            continue
+        best = best_offer(scores[i], prices)
+        count, expert = 0, 0
+        for word in range(marks.shape[1]):
+            bits = candidate_bits(scores, i, prices, best - radius, word * WORD)
+            marks[m, word] = bits
+            count += count_bits(bits)
+            expert = word * WORD + lowest_bit(bits) if bits != 0 else expert
+        if not (best > -np.inf and scores[i, expert] < np.inf):
+            return m, i
+        z[i] = expert
+        settled[expert] += count == 1
+        rows[m], counts[m] = i, count
+        m += count > 1
+    return m, -1
+
+
+@jit
+def order_by_count(counts: Ints, m: int, most: int, order: Ints) -> None:
+    """Lists the positions of the first m counts from the least to the largest; those above `most` are alike."""
+    place = np.zeros(most + 3, np.int32)
+    for a in range(m):
+        place[min(counts[a], most + 1) + 1] += 1
+    for count in range(most + 2):
+        place[count + 1] += place[count]
+    for a in range(m):
+        count = min(counts[a], most + 1)
+        order[place[count]] = a
+        place[count] += 1
+
+
+@jit_inline
+def list_marked(scores: Scores, i: int, marks: NDArray[np.uint64], a: int, m: int, cols: Ints, vals: Scores) -> bool:
+    """Writes the candidates marked in line a to line m; returns whether all their scores are legal."""
+    legal, w = True, 0
+    for word in range(marks.shape[1]):
+        bits = marks[a, word]
+        while bits != 0:
+            j = word * WORD + lowest_bit(bits)
+            bits &= bits - np.uint64(1)
+            cols[m, w], vals[m, w] = j, scores[i, j]
+            legal = legal and scores[i, j] < np.inf
+            w += 1
+    return legal
+
+
 @jit
 def collect(
     scores: Scores,
@@ -198,7 +281,9 @@ def collect(
 ) -> tuple[int, int]:
     """Collects the choices of every `stride`-th row from `start` to `stop`, written from `offset` on.
 
-    Rows without a choice are written to z (-1: masked, no expert) and counted in `settled`.
+    Rows without a choice are written to z (-1: masked, no expert) and counted in `settled`. The others are listed in
+    chunks, within which those with equally many candidates come together: loops over a few candidates are quick when
+    their number is the same as the last time.
 
     Returns:
         How many rows have a choice, and the first row that holds a NaN or +inf or has no expert to go to (-1: none).
@@ -210,29 +295,30 @@ def collect(
     radii = (radius * 0.5 ** np.arange(7)).astype(scores.dtype)
     rows, cols, vals, width = choices.rows, choices.cols, choices.vals, choices.width
     room = cols.shape[1]
+    chunk = new_chunk(min(CHUNK_ROWS, stop - start), k)
     m = offset
-    for i in range(start, stop, stride):
-        if not mask[i]:
-            z[i] = -1
-            continue
-        best = best_offer(scores[i], near_prices)
-        count = find_candidates(scores, i, near_prices, best - radii[0], m, cols, vals)
-        # NaN and +inf are among the candidates, if the row holds any.
-        legal = best > -np.inf
-        for w in range(min(count, room)):
-            legal = legal and vals[m, w] < np.inf
-        if legal and count > room:
-            count = keep_nearest(scores[i], near_prices, radii, i, offers, found, cols[m], vals[m])
-        if not legal or count == 0:
-            return m - offset, i
-        if count == 1:
-            j = cols[m, 0]
-            z[i] = j
-            settled[j] += 1
-        else:
-            rows[m] = i
-            width[m] = count
-            m += 1
+    for begin in range(start, stop, CHUNK_ROWS * stride):
+        end = min(stop, begin + CHUNK_ROWS * stride)
+        listed, illegal = mark_candidates(
+            scores, mask, near_prices, radii[0], begin, end, stride, chunk, settled, z
+        )
+        if illegal >= 0:
+            return m - offset, illegal
+        order_by_count(chunk.counts, listed, room, chunk.order)
+        for a in chunk.order[:listed]:
+            i, count = chunk.rows[a], chunk.counts[a]
+            if count > room:
+                count = keep_nearest(scores[i], near_prices, radii, i, offers, found, cols[m], vals[m])
+            elif not list_marked(scores, i, chunk.marks, a, m, cols, vals):
+                count = 0
+            if count == 0:
+                return m - offset, i
+            rows[m], width[m] = i, count
+            if count == 1:
+                z[i] = cols[m, 0]
+                settled[cols[m, 0]] += 1
+            else:
+                m += 1
     return m - offset, -1
 
 
@@ -249,41 +335,38 @@ def close_ranks(choices: Choices, starts: NDArray[np.int64], sizes: NDArray[np.i
             m += 1
 
 
+@jit_inline
+def two_best(cols: Ints, vals: Scores, a: int, width: int, prices: Floats) -> tuple[float, float, int]:
+    """The two best offers to a row, and where among its candidates the first stands; without branches."""
+    best, second, position = vals[a, 0] - prices[np.uint32(cols[a, 0])], -np.inf, 0
+    for w in range(1, width):
+        offer = vals[a, w] - prices[np.uint32(cols[a, w])]
+        position = w if offer > best else position
+        second = larger(second, smaller(best, offer))
+        best = larger(best, offer)
+    return best, second, position
+
+
 @jit
-def narrow(choices: Choices, prices: Floats, reach: float, settled: Floats, z: Ints) -> Choices:
-    """Settles the rows whose best offer is more than `reach` ahead of every other; packs the rest in place."""
-    rows, cols, vals, width = choices.rows, choices.cols, choices.vals, choices.width
+def narrow(choices: Choices, prices: Floats, reach: float, settled: Floats, z: Ints, counts: Floats) -> Choices:
+    """Settles the rows whose best offer is more than `reach` ahead of every other; packs the rest in place.
+
+    Counts the rows that each expert has the best offer for, settled ones included.
+    """
+    rows, cols, vals, widths = choices.rows, choices.cols, choices.vals, choices.width
+    counts[:] = settled
     kept = 0
     for a in range(rows.shape[0]):
-        best, second, expert = -np.inf, -np.inf, -1
-        for w in range(width[a]):
-            j = cols[a, w]
-            offer = vals[a, w] - prices[j]
-            if offer > best:
-                best, second, expert = offer, best, j
-            else:
-                second = max(second, offer)
-        if best - second > reach:
-            settled[expert] += 1
-            z[rows[a]] = expert
-        else:
-            rows[kept], width[kept] = rows[a], width[a]
-            for w in range(width[a]):
-                cols[kept, w], vals[kept, w] = cols[a, w], vals[a, w]
-            kept += 1
-    return first(choices, kept)
-
-
-@jit
-def best_counts(choices: Choices, prices: Floats, settled: Floats) -> Floats:
-    """Rows at each expert if every row took its best offer."""
-    cols, vals, width = choices.cols, choices.vals, choices.width
-    counts = settled.copy()
-    for a in range(width.shape[0]):
-        best, expert = -np.inf, -1
-        for w in range(width[a]):
-            offer = vals[a, w] - prices[cols[a, w]]
-            if offer > best:
-                best, expert = offer, cols[a, w]
+        width = widths[a]
+        best, second, position = two_best(cols, vals, a, width, prices)
+        expert = cols[a, position]
         counts[expert] += 1
-    return counts
+        # As in `mark_candidates`: no branch, and what is written for a row that is settled, the next one overwrites.
+        open_still = best - second <= reach
+        z[rows[a]] = expert
+        settled[expert] += not open_still
+        rows[kept], widths[kept] = rows[a], width
+        for w in range(width):
+            cols[kept, w], vals[kept, w] = cols[a, w], vals[a, w]
+        kept += open_still
+    return first(choices, kept)

@@ -111,37 +111,37 @@ def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, cur
         The rows' part of the smoothed dual.
     """
     cols, vals, widths = choices.cols, choices.vals, choices.width
-    dual, inverse = 0.0, 1 / mu
-    product = 1.0  # of sums between 1 and w: one logarithm for many rows
-    p, sharing = np.empty(cols.shape[1] + 1), np.empty(cols.shape[1] + 1, np.int32)
-    for a in range(widths.shape[0]):
-        width = widths[a]
+    m, dual, start = widths.shape[0], 0.0, 0
+    while start < m:
+        width, stop = widths[start], start + 1
+        while stop < m and widths[stop] == width:
+            stop += 1
         if width == 2:  # most rows, where lists are short
-            j, t = cols[a, 0], cols[a, 1]
-            first, second = vals[a, 0] - prices[j], vals[a, 1] - prices[t]
-            e = soft_exp(-abs(first - second) * inverse)
-            total = 1.0 + e
-            more = 1.0 / total
-            less = e * more
-            demand[j] += more if first >= second else less
-            demand[t] += less if first >= second else more
-            curvature[j, t] += less * more
-            dual += max(first, second)
+            dual += _demand_of_pairs(cols[start:stop], vals[start:stop], prices, mu, demand, curvature)
         else:
-            best, total = _soften(cols[a], vals[a], width, prices, inverse, p)
-            scale = 1.0 / total
-            count = 0
-            for w in range(width):
-                share = p[w] * scale
-                demand[cols[a, w]] += share
-                p[count] = share
-                sharing[count] = cols[a, w]
-                count += share > 1e-3
-            for w in range(1, count):
-                share, j = p[w], sharing[w]
-                for v in range(w):
-                    curvature[j, sharing[v]] += share * p[v]
-            dual += best
+            dual += _demand_of_lists(cols[start:stop], vals[start:stop], width, prices, mu, demand, curvature)
+        start = stop
+    return dual
+
+
+@jit
+def _demand_of_pairs(cols: Ints, vals: Scores, prices: Floats, mu: float, demand: Floats, curvature: Floats) -> float:
+    dual, inverse = 0.0, 1 / mu
+    product = 1.0  # of sums between 1 and 2: one logarithm for many rows
+    for a in range(cols.shape[0]):
+        j, t = np.uint32(cols[a, 0]), np.uint32(cols[a, 1])
+        first, second = vals[a, 0] - prices[j], vals[a, 1] - prices[t]
+        lead = first - second
+        e = soft_exp(-abs(lead) * inverse)
+        total = 1.0 + e
+        more = 1.0 / total
+        less = e * more
+        # Which of the two is ahead nobody can foresee: a sign in place of a branch.
+        half = np.copysign(0.5 * (more - less), lead)
+        demand[j] += 0.5 + half
+        demand[t] += 0.5 - half
+        curvature[j, t] += less * more
+        dual += larger(first, second)
         product *= total
         if product > 1e200:
             dual += mu * np.log(product)
@@ -149,17 +149,33 @@ def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, cur
     return dual + mu * np.log(product)
 
 
-@jit_inline
-def _soften(cols: Ints, vals: Scores, width: int, prices: Floats, inverse: float, p: Floats) -> tuple[float, float]:
-    """Writes the softmax's weights of one row's candidates; returns the best offer and the weights' sum."""
-    best, total = -np.inf, 0.0
-    for w in range(width):
-        p[w] = vals[w] - prices[cols[w]]
-        best = max(best, p[w])
-    for w in range(width):
-        p[w] = soft_exp((p[w] - best) * inverse)
-        total += p[w]
-    return best, total
+@jit
+def _demand_of_lists(
+    cols: Ints, vals: Scores, width: int, prices: Floats, mu: float, demand: Floats, curvature: Floats
+) -> float:
+    dual, inverse = 0.0, 1 / mu
+    product, p = 1.0, np.empty(width)  # product of sums between 1 and `width`
+    for a in range(cols.shape[0]):
+        best, total = -np.inf, 0.0
+        for w in range(width):
+            p[w] = vals[a, w] - prices[np.uint32(cols[a, w])]
+            best = larger(best, p[w])
+        for w in range(width):
+            p[w] = soft_exp((p[w] - best) * inverse)
+            total += p[w]
+        scale = 1.0 / total
+        for w in range(width):
+            j, share = np.uint32(cols[a, w]), p[w] * scale
+            p[w] = share
+            demand[j] += share
+            for v in range(w):
+                curvature[j, np.uint32(cols[a, v])] += share * p[v]
+        dual += best
+        product *= total
+        if product > 1e200:
+            dual += mu * np.log(product)
+            product = 1.0
+    return dual + mu * np.log(product)
 
 
 @jit

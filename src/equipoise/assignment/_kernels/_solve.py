@@ -11,7 +11,6 @@ from equipoise.assignment._kernels._choices import (
     Choices,
     Scores,
     all_choices,
-    best_counts,
     collect,
     first,
     first_at_least,
@@ -46,7 +45,13 @@ LEVEL_RATIO = 8
 LEAST_MU = 1e-5
 # How a refinement can fail: demand could not be met; or prices moved so far that other candidates count.
 LOST, DRIFTED = -1.0, -2.0
-MOST_STEPS = 8
+MOST_STEPS = 24
+# A first mu, and in units of mu: how far experts that share rows move apart in a step, how far ahead an offer is safe.
+FIRST_MU = 1 / 4
+STEP = 4.0
+SETTLED = 8.0
+# Rows with a choice for each that has to move.
+ROWS_TO_CHOOSE = 16
 # How often rows get choices back that they turn out to need.
 MOST_ROUNDS = 6
 # A gap of this much of the value, or of the largest score assigned, is rounding. Ten times stricter than promised.
@@ -63,7 +68,7 @@ def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int) ->
     """
     n, k = scores.shape
     rows = max(1, n // stride)
-    fraction = min(0.35, 3.5 * np.sqrt(k * LEVEL_RATIO / rows))
+    fraction = min(0.5, 2.0 * np.sqrt(k * LEVEL_RATIO / rows))
     return lead_quantile(scores, mask, max(stride, n // 256), prices, fraction)
 
 
@@ -120,7 +125,9 @@ def coarse_prices(
         before = prices.copy()
         settled = np.zeros(k)
         m, _ = collect(scores, mask, prices, radius, 0, n, stride, choices, 0, settled, z)
-        _, excess = refine(first(choices, m), settled, target, slack, stride, radius, goal, prices, z)
+        _, excess = refine(
+            first(choices, m), settled, target, slack, stride, radius, FIRST_MU * radius, goal, prices, z
+        )
         if excess == LOST:
             prices[:] = before
         stride //= LEVEL_RATIO
@@ -148,55 +155,48 @@ def refine(
     slack: bool,
     stride: int,
     radius: float,
+    mu: float,
     goal: float,
     prices: Floats,
     z: Ints,
 ) -> tuple[Choices, float]:
     """Newton steps on every `stride`-th row with less and less smoothing, until counts are within `goal` of balance.
 
-    The smoothing is reduced only when demand meets the target at the present one: prices that lag behind could not
-    catch up with shorter steps. Rows that it no longer reaches are settled on the way, so that each stage costs less
-    than the one before.
+    The smoothing is reduced after every step that was not much too short: prices that lag behind could not catch up with
+    shorter steps. Rows that it no longer reaches are settled on the way, so that each step costs less than the one
+    before.
 
     Returns:
         The rows that still have a choice, and how many rows would have to move, or LOST or DRIFTED.
     """
     k = prices.shape[0]
-    mu = radius / 16
     rows = settled.sum() + choices.rows.shape[0]
     target = target * (1.0 / stride if slack else rows / target.sum())
-    before = prices.copy()
-    while True:
-        length, missed, least, last = np.inf, np.inf, np.inf, prices.copy()
-        for _ in range(MOST_STEPS):
-            demand = settled.copy()
-            hessian = np.zeros((k, k))
-            dual = soft_demand(choices, prices, mu, demand, hessian)
-            dual += linear_part(prices, target) - linear_part(prices, settled)
-            if dual > least and length > mu / 2:
-                step_back(prices, last)
-                continue
-            least, before_step = dual, missed
-            last[:] = prices
-            missed = imbalance(demand, target, prices, slack)
-            # What is missed by little, and not by less than before, less smoothing will see to.
-            if missed <= max(0.25 * goal, rows / 2048) or 0.8 * before_step < missed <= rows / 64:
-                break
-            laplacian(hessian)
-            length = newton_step(prices, demand, target, hessian, mu, 3 * mu, slack)
-        if missed > max(goal, rows / 16):
-            return choices, LOST
+    before, last, counts = prices.copy(), prices.copy(), np.empty(k)
+    least, length = np.inf, np.inf
+    for _ in range(MOST_STEPS):
+        demand, hessian = settled.copy(), np.zeros((k, k))
+        dual = soft_demand(choices, prices, mu, demand, hessian)
+        dual += linear_part(prices, target) - linear_part(prices, settled)
+        if dual > least and length > mu / 2:  # with less smoothing the dual is lower, so this holds across mu
+            step_back(prices, last)
+            continue
+        least = dual
+        last[:] = prices
+        laplacian(hessian)
+        length = newton_step(prices, demand, target, hessian, mu, STEP * mu, slack)
         if (prices - before).max() - (prices - before).min() > 2 * radius:
             return choices, DRIFTED
-        excess = np.maximum(best_counts(choices, prices, settled) - target, 0.0).sum()
-        # Chains need rows to choose from, of which narrowing must not leave too few.
-        few = choices.rows.shape[0] < min(64 * excess, rows / 4)
-        if excess <= goal and not few:
-            return narrow(choices, prices, 8 * mu, settled, z), excess
-        if excess <= goal or few or mu < radius / 8192:
-            return choices, excess
-        choices = narrow(choices, prices, 6 * mu, settled, z)
+        if length > 2 * STEP * mu:
+            continue
+        if SETTLED * mu < radius:
+            choices = narrow(choices, prices, SETTLED * mu, settled, z, counts)
+            excess = np.maximum(counts - target, 0.0).sum()
+            # Chains need rows to choose from, of which narrowing must not leave too few.
+            if excess <= goal or choices.rows.shape[0] < ROWS_TO_CHOOSE * excess or mu < radius / 8192:
+                return choices, excess
         mu /= 4
+    return choices, LOST
 
 
 @jit
@@ -221,6 +221,12 @@ def reinstate(
     for i in wrong:
         m += collect(scores, mask, prices, radius, i, i + 1, 1, more, m, settled, z)[0]
     return first(more, m)
+
+
+@jit
+def goal_of(k: int) -> float:
+    """So few rows to move that chains of moves take less time than another step."""
+    return k / 2
 
 
 @jit
@@ -262,7 +268,9 @@ def solve_usual(
                 return False, 0.0, 0.0, 0.0
             choices, excess = first(room, m), 0.0
             if radius > 0:
-                choices, excess = refine(choices, settled, target, slack, 1, radius, float(k), prices, z)
+                choices, excess = refine(
+                    choices, settled, target, slack, 1, radius, FIRST_MU * radius, goal_of(k), prices, z
+                )
     if not near_balance(excess, n, k):
         return False, 0.0, 0.0, 0.0
     widened = False
