@@ -20,6 +20,7 @@ from equipoise._core import (
 )
 from equipoise._core._operators import operator
 from equipoise.assignment._assignment import Assignment
+from equipoise.assignment._infeasible import check_start
 
 Method = Literal["auto", "primal-dual", "cycle-cancelling", "auction"]
 METHODS = ("auto", "primal-dual", "cycle-cancelling", "auction")
@@ -97,24 +98,24 @@ def assign(
         raise ValueError(
             f'method "primal-dual" needs scores on the CPU, got {scores.device}: use "cycle-cancelling" or scores.cpu()'
         )
-    z, counts, final_prices, value, gap = torch.ops.equipoise.assign(
+    z, counts, used_mask, value, final_prices, gap = torch.ops.equipoise.assign(
         scores.detach(), full_capacity, mask, None if prices is None else prices.detach(), method
     )
-    if mask is None:
-        # One element for all rows: nothing to fill, so nothing that needs torch's threads, which do not survive a fork.
-        mask = torch.ones((), dtype=torch.bool, device=z.device).expand(z.shape)
-    return Assignment(z=z, counts=counts, capacity=full_capacity, mask=mask, value=value, prices=final_prices, gap=gap)
+    return Assignment(
+        z=z, counts=counts, capacity=full_capacity, mask=used_mask, value=value, prices=final_prices, gap=gap
+    )
 
 
 def _assign_fake(
     scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     *batch, n, k = scores.shape
     return (
         scores.new_empty([*batch, n], dtype=torch.int64),
         scores.new_empty([*batch, k], dtype=torch.int64),
-        scores.new_empty([*batch, k], dtype=torch.float64),
+        scores.new_empty([*batch, n], dtype=torch.bool),
         scores.new_empty(batch, dtype=torch.float64),
+        scores.new_empty([*batch, k], dtype=torch.float64),
         scores.new_empty(batch, dtype=torch.float64),
     )
 
@@ -122,10 +123,7 @@ def _assign_fake(
 @operator("assign", fake=_assign_fake)
 def _assign_op(
     scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    _check_capacity_values(capacity, scores.shape[-2], mask)
-    if prices is not None and not np.isfinite(prices.detach().double().cpu().numpy()).all():
-        raise ValueError("prices must be finite, got a NaN or an infinity: pass an earlier Assignment's .prices")
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
     if method == "primal-dual":
@@ -137,34 +135,16 @@ def _assign_op(
     return _solve_in_torch(scores, capacity, mask, prices, method)
 
 
-def _check_capacity_values(capacity: Tensor, n: int, mask: Tensor | None) -> None:
-    # In NumPy: on so few numbers a torch operation is all overhead, ten times as much.
-    values = capacity.cpu().numpy()
-    if values.min(initial=0) < 0:
-        raise ValueError(
-            f"capacity must be >= 0, got {values.min()}: give the number of rows that each expert may take"
-        )
-    sums = values.sum(-1)
-    rows = n if mask is None else mask.sum(-1).cpu().numpy()
-    short = np.atleast_1d(sums < rows)
-    if short.any():
-        first = int(short.argmax())
-        where = f" in problem {first}" if short.size > 1 else ""
-        rows = np.broadcast_to(rows, sums.shape).flat[first]
-        raise ValueError(
-            f"capacity must sum to at least the number of rows, {rows}{where}, got {sums.flat[first]}: raise it, or "
-            "mask rows"
-        )
-
-
 def _solve_in_torch(
     scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None, method: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     from equipoise.assignment._auction import auction_assign
     from equipoise.assignment._certificate import certificate
     from equipoise.assignment._cycle_cancelling import cycle_cancelling
 
     *batch, n, k = scores.shape
+    rows = np.array(n) if mask is None else mask.sum(-1).cpu().numpy()
+    check_start(capacity.cpu().numpy(), rows, None if prices is None else prices.double().cpu().numpy())
     problems = math.prod(batch)
     flat, flat_capacity = scores.reshape(problems, n, k), capacity.reshape(problems, k)
     flat_mask = None if mask is None else mask.reshape(problems, n)
@@ -175,7 +155,8 @@ def _solve_in_torch(
     return (
         z.reshape(*batch, n),
         counts.reshape(*batch, k),
-        final_prices.reshape(*batch, k),
+        scores.new_ones([*batch, n], dtype=torch.bool) if mask is None else mask.clone(),
         value.reshape(batch),
+        final_prices.reshape(*batch, k),
         gap.reshape(batch),
     )

@@ -9,6 +9,32 @@ from numpy.typing import NDArray
 Matrix = NDArray[np.floating[Any]]
 
 
+def check_start(capacity: NDArray[np.int64], rows: NDArray[np.int64], prices: NDArray[np.float64] | None) -> None:
+    """Requires capacities that hold the rows of each problem, and finite prices.
+
+    Args:
+        capacity: [..., k].
+        rows: how many there are to be assigned, for each problem or for all.
+        prices: [..., k] or None.
+    """
+    if capacity.min(initial=0) < 0:
+        raise ValueError(
+            f"capacity must be >= 0, got {capacity.min()}: give the number of rows that each expert may take"
+        )
+    sums = capacity.sum(-1)
+    short = np.atleast_1d(sums < rows)
+    if short.any():
+        first = int(short.argmax())
+        where = f" in problem {first}" if short.size > 1 else ""
+        missing = np.broadcast_to(rows, sums.shape).flat[first]
+        raise ValueError(
+            f"capacity must sum to at least the number of rows, {missing}{where}, got {sums.flat[first]}: raise it, or "
+            "mask rows"
+        )
+    if prices is not None and not np.isfinite(prices).all():
+        raise ValueError("prices must be finite, got a NaN or an infinity: pass an earlier Assignment's .prices")
+
+
 def illegal_scores(scores: Matrix, capacity: NDArray[np.int64], row: int, problem: int) -> ValueError:
     """The error for a row that holds a NaN or +inf, or may go nowhere."""
     where = f"row {row}" if problem == 0 else f"row {row} of problem {problem}"

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
-from equipoise.assignment._infeasible import illegal_scores, no_room
+from equipoise.assignment._infeasible import check_start, illegal_scores, no_room
 from equipoise.assignment._kernels import _choices, _descent, _flow, _pricing, _smoothing, _solve
 
 Matrix = NDArray[np.floating[Any]]
@@ -40,7 +40,7 @@ BLOCK_ROWS = 8192
 
 def primal_dual(
     scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Solves a batch of assignment problems exactly.
 
     Args:
@@ -50,18 +50,20 @@ def primal_dual(
         prices: floating [..., k] to start from, or None.
 
     Returns:
-        z and counts, int64, with z = k for masked rows; prices, value and gap, float64.
+        z and counts, int64, with z = k for masked rows; the mask, of its own; value, prices and gap, float64.
 
     Raises:
-        ValueError: a score is NaN or +inf, or the -inf leave no assignment.
+        ValueError: capacities or prices that do not fit; a score is NaN or +inf, or the -inf leave no assignment.
     """
     *batch, n, k = scores.shape
     b = math.prod(batch)
     # In NumPy from here on: reshaping, say, costs a tenth of what it does in torch, and there is a lot of it.
-    s = np.ascontiguousarray(scores.detach().numpy()).reshape(b, n, k)
+    s = np.ascontiguousarray(scores.numpy()).reshape(b, n, k)
     c = np.ascontiguousarray(capacity.numpy()).reshape(b, k)
-    rows = np.ones((b, n), np.bool_) if mask is None else np.ascontiguousarray(mask.numpy()).reshape(b, n)
-    p = np.zeros((b, k)) if prices is None else prices.detach().double().numpy().reshape(b, k).copy()
+    rows = np.ones((b, n), np.bool_) if mask is None else mask.numpy().reshape(b, n).copy()
+    p = np.zeros((b, k)) if prices is None else prices.double().numpy().reshape(b, k).copy()
+    if not _solve.can_start(c, rows, mask is not None, p):
+        check_start(c.reshape(*batch, k), rows.reshape(*batch, n).sum(-1), p)
     z = np.empty((b, n), np.int32)
     value, gap = np.zeros(b), np.zeros(b)
     if k == 2 or n * k <= DIRECT_ENTRIES or n <= DIRECT_ROWS_PER_EXPERT * k:
@@ -80,8 +82,9 @@ def primal_dual(
     return (
         torch.from_numpy(z_out.reshape(*batch, n)),
         torch.from_numpy(counts.reshape(*batch, k)),
-        torch.from_numpy(p.reshape(*batch, k)),
+        torch.from_numpy(rows.reshape(*batch, n)),
         torch.from_numpy(value.reshape(batch)),
+        torch.from_numpy(p.reshape(*batch, k)),
         torch.from_numpy(gap.reshape(batch)),
     )
 

@@ -165,11 +165,18 @@ def turn_to_front(found: Ints, within: int, turn: int, best: int) -> None:
 
 
 class Chunk(NamedTuple):
-    """Some rows between reading their scores and listing their candidates: their index, candidates, and how many."""
+    """Rows between reading their scores and listing their candidates.
 
-    rows: Ints
+    Attributes:
+        marks: [rows, words] one bit for each candidate.
+        counts: [rows] how many those are; 0 for a masked row.
+        listed: [rows] where in the chunk those rows stand that have a choice.
+        order: [rows] the same, those with the fewest candidates first.
+    """
+
     marks: NDArray[np.uint64]
     counts: Ints
+    listed: Ints
     order: Ints
 
 
@@ -177,7 +184,7 @@ class Chunk(NamedTuple):
 def new_chunk(rows: int, k: int) -> Chunk:
     """Scratch space for so many rows."""
     marks = np.empty((rows, (k + WORD - 1) // WORD), np.uint64)
-    return Chunk(np.empty(rows, np.int32), marks, np.empty(rows, np.int32), np.empty(rows, np.int32))
+    return Chunk(marks, np.empty(rows, np.int32), np.empty(rows, np.int32), np.empty(rows, np.int32))
 
 
 @jit_inline
@@ -203,51 +210,62 @@ def mark_candidates(
     stop: int,
     stride: int,
     chunk: Chunk,
-    settled: Floats,
     z: Ints,
-) -> tuple[int, int]:
-    """Settles the rows that have no choice and marks the candidates of the others.
-
-    Whether a row has a choice nobody can foresee, a processor neither: so all rows are treated alike, and what is
-    written for a row without a choice, the next one overwrites.
+) -> int:
+    """Marks and counts the candidates of every `stride`-th row, and writes one of them to z.
 
     Returns:
-        How many rows have a choice, and the first that is found to be illegal (-1: none).
+        The first row that is found to be illegal (-1: none).
     """
-    rows, marks, counts = chunk.rows, chunk.marks, chunk.counts
-    m = 0
-    for i in range(start, stop, stride):
+    marks, counts = chunk.marks, chunk.counts
+    for r, i in enumerate(range(start, stop, stride)):
         if not mask[i]:
-            z[i] = -1
+            z[i], counts[r] = -1, 0
             continue
         best = best_offer(scores[i], prices)
         count, expert = 0, 0
         for word in range(marks.shape[1]):
             bits = candidate_bits(scores, i, prices, best - radius, word * WORD)
-            marks[m, word] = bits
+            marks[r, word] = bits
             count += count_bits(bits)
             expert = word * WORD + lowest_bit(bits) if bits != 0 else expert
         if not (best > -np.inf and scores[i, expert] < np.inf):
-            return m, i
-        z[i] = expert
-        settled[expert] += count == 1
-        rows[m], counts[m] = i, count
-        m += count > 1
-    return m, -1
+            return i
+        z[i], counts[r] = expert, count
+    return -1
 
 
 @jit
-def order_by_count(counts: Ints, m: int, most: int, order: Ints) -> None:
-    """Lists the positions of the first m counts from the least to the largest; those above `most` are alike."""
+def settle(start: int, stop: int, stride: int, chunk: Chunk, settled: Floats, z: Ints) -> int:
+    """Counts the rows that have no choice at their expert and finds the others; returns how many those are.
+
+    Which rows these are no processor can foresee, so there is no branch: what is written for a row without a choice,
+    the next one overwrites. Apart from the marking, because there an addition would wait for all that comes before.
+    """
+    counts, listed = chunk.counts, chunk.listed
+    m = 0
+    for r, i in enumerate(range(start, stop, stride)):
+        settled[z[i]] += counts[r] == 1
+        listed[m] = r
+        m += counts[r] > 1
+    return m
+
+
+@jit
+def order_by_count(chunk: Chunk, m: int, most: int) -> int:
+    """Puts the m rows that have a choice in the order of their counts; returns how many have at most `most`."""
+    counts, listed, order = chunk.counts, chunk.listed, chunk.order
     place = np.zeros(most + 3, np.int32)
     for a in range(m):
-        place[min(counts[a], most + 1) + 1] += 1
+        place[min(counts[listed[a]], most + 1) + 1] += 1
     for count in range(most + 2):
         place[count + 1] += place[count]
+    fitting = place[most + 1]
     for a in range(m):
-        count = min(counts[a], most + 1)
-        order[place[count]] = a
+        count = min(counts[listed[a]], most + 1)
+        order[place[count]] = listed[a]
         place[count] += 1
+    return fitting
 
 
 @jit_inline
@@ -260,7 +278,7 @@ def list_marked(scores: Scores, i: int, marks: NDArray[np.uint64], a: int, m: in
             j = word * WORD + lowest_bit(bits)
             bits &= bits - np.uint64(1)
             cols[m, w], vals[m, w] = j, scores[i, j]
-            legal = legal and scores[i, j] < np.inf
+            legal &= scores[i, j] < np.inf
             w += 1
     return legal
 
@@ -296,27 +314,31 @@ def collect(
     rows, cols, vals, width = choices.rows, choices.cols, choices.vals, choices.width
     room = cols.shape[1]
     chunk = new_chunk(min(CHUNK_ROWS, stop - start), k)
+    marks, counts, order = chunk.marks, chunk.counts, chunk.order
     m = offset
     for begin in range(start, stop, CHUNK_ROWS * stride):
         end = min(stop, begin + CHUNK_ROWS * stride)
-        listed, illegal = mark_candidates(
-            scores, mask, near_prices, radii[0], begin, end, stride, chunk, settled, z
-        )
+        illegal = mark_candidates(scores, mask, near_prices, radii[0], begin, end, stride, chunk, z)
         if illegal >= 0:
             return m - offset, illegal
-        order_by_count(chunk.counts, listed, room, chunk.order)
-        for a in chunk.order[:listed]:
-            i, count = chunk.rows[a], chunk.counts[a]
-            if count > room:
-                count = keep_nearest(scores[i], near_prices, radii, i, offers, found, cols[m], vals[m])
-            elif not list_marked(scores, i, chunk.marks, a, m, cols, vals):
-                count = 0
-            if count == 0:
+        listed = settle(begin, end, stride, chunk, settled, z)
+        fitting = order_by_count(chunk, listed, room)
+        # Two loops: a call in the first, even if never made, would double its time.
+        for a in range(fitting):
+            r = order[a]
+            i = begin + r * stride
+            if not list_marked(scores, i, marks, r, m, cols, vals):
                 return m - offset, i
-            rows[m], width[m] = i, count
-            if count == 1:
+            rows[m], width[m] = i, counts[r]
+            m += 1
+        for a in range(fitting, listed):
+            i = begin + order[a] * stride
+            rows[m], width[m] = i, keep_nearest(scores[i], near_prices, radii, i, offers, found, cols[m], vals[m])
+            if width[m] == 0:
+                return m - offset, i
+            if width[m] == 1:
                 z[i] = cols[m, 0]
-                settled[cols[m, 0]] += 1
+                settled[z[i]] += 1
             else:
                 m += 1
     return m - offset, -1
@@ -351,22 +373,28 @@ def two_best(cols: Ints, vals: Scores, a: int, width: int, prices: Floats) -> tu
 def narrow(choices: Choices, prices: Floats, reach: float, settled: Floats, z: Ints, counts: Floats) -> Choices:
     """Settles the rows whose best offer is more than `reach` ahead of every other; packs the rest in place.
 
-    Counts the rows that each expert has the best offer for, settled ones included.
+    Counts the rows that each expert has the best offer for, settled ones included. As in `mark_candidates` and
+    `settle`, there is no branch that depends on a row, and additions wait for nothing.
     """
     rows, cols, vals, widths = choices.rows, choices.cols, choices.vals, choices.width
-    counts[:] = settled
-    kept = 0
-    for a in range(rows.shape[0]):
-        width = widths[a]
-        best, second, position = two_best(cols, vals, a, width, prices)
-        expert = cols[a, position]
-        counts[expert] += 1
-        # As in `mark_candidates`: no branch, and what is written for a row that is settled, the next one overwrites.
-        open_still = best - second <= reach
-        z[rows[a]] = expert
-        settled[expert] += not open_still
-        rows[kept], widths[kept] = rows[a], width
-        for w in range(width):
-            cols[kept, w], vals[kept, w] = cols[a, w], vals[a, w]
-        kept += open_still
-    return first(choices, kept)
+    m, k = rows.shape[0], prices.shape[0]
+    experts, undecided, kept = np.empty(m, np.int32), np.empty(m, np.bool_), np.empty(m, np.int32)
+    for a in range(m):
+        best, second, position = two_best(cols, vals, a, widths[a], prices)
+        experts[a] = cols[a, position]
+        undecided[a] = best - second <= reach
+    tally, size = np.zeros((2, k)), 0
+    for a in range(m):
+        tally[np.uint32(undecided[a]), np.uint32(experts[a])] += 1
+        z[rows[a]] = experts[a]
+        kept[size] = a
+        size += undecided[a]
+    for to in range(size):
+        a = kept[to]
+        rows[to], widths[to] = rows[a], widths[a]
+        for w in range(widths[a]):
+            cols[to, w], vals[to, w] = cols[a, w], vals[a, w]
+    for j in range(k):
+        settled[j] += tally[0, j]
+        counts[j] = settled[j] + tally[1, j]
+    return first(choices, size)

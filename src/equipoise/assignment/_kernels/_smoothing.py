@@ -21,7 +21,7 @@ Legend: n rows, k experts, w candidates of a row. An expert whose price is +inf 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise._core._jit import jit, jit_inline, jit_vector
+from equipoise._core._jit import jit, jit_vector
 from equipoise._core._vector import larger
 from equipoise.assignment._kernels._choices import Choices, Scores
 from equipoise.assignment._kernels._pricing import exact_best_offer

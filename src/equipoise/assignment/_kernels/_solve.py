@@ -162,8 +162,8 @@ def refine(
 ) -> tuple[Choices, float]:
     """Newton steps on every `stride`-th row with less and less smoothing, until counts are within `goal` of balance.
 
-    The smoothing is reduced after every step that was not much too short: prices that lag behind could not catch up with
-    shorter steps. Rows that it no longer reaches are settled on the way, so that each step costs less than the one
+    The smoothing is reduced after every step, unless that was much too short: prices that lag behind could not catch up
+    with shorter steps. Rows that it no longer reaches are settled on the way, so that each step costs less than the one
     before.
 
     Returns:
@@ -335,6 +335,20 @@ def solve_direct(
             if attempt > 0 or gap[b] <= ENOUGH * max(abs(value[b]), largest):
                 break
             prices[b] = 0.0  # a start so far off that rounding swallowed the scores: once more without it
+
+
+@jit
+def can_start(capacity: Counts, mask: Flags, masked: bool, prices: Floats) -> bool:
+    """Whether capacities hold the rows of every problem and prices are finite; `masked`: whether the mask says more."""
+    for b in range(capacity.shape[0]):
+        rows = mask[b].sum() if masked else mask.shape[1]
+        for j in range(capacity.shape[1]):
+            if capacity[b, j] < 0 or not abs(prices[b, j]) < np.inf:
+                return False
+            rows -= capacity[b, j]
+        if rows > 0:
+            return False
+    return True
 
 
 @jit
