@@ -101,7 +101,7 @@ def test_the_descent_meets_demand(family: str, slack: bool) -> None:
     spread = _smoothing.mean_spread(scores, mask, 64, prices)
     mu = _descent.follow(scores, mask, 16, target, slack, prices, spread / 4, 1e-5 * spread)
     radius, _ = _descent.all_prices(scores, mask, 16, target, slack, prices, mu, 1e-5 * spread)
-    demand = shares(scores.astype(np.float64), prices, radius / 16).sum(0)
+    demand = shares(scores.astype(np.float64), prices, radius / _descent.LIST_REACH).sum(0)
     assert _smoothing.imbalance(demand, target, prices, slack) < n / 32
     assert prices.min() >= 0.0
 
@@ -136,13 +136,14 @@ def test_an_illegal_score_among_ties_is_named() -> None:
 
 
 def test_a_warm_start_forgets_noise_and_keeps_bias() -> None:
-    logits, bias = draw_scores("gumbel", 4096, 32, 0), torch.linspace(0.0, 3.0, 32)
-    mask = np.ones(4096, np.bool_)
+    n, bias = 4096, torch.linspace(0.0, 3.0, 32)
+    logits = draw_scores("gumbel", n, 32, 0)
+    mask = np.ones(n, np.bool_)
     noise = eq.assign(draw_scores("gumbel", 4096, 32, 1)).prices.numpy()
     shrunk = noise.copy()
-    _solve.shrink_to_noise(logits.numpy(), mask, shrunk)
+    _solve.shrink_to_noise(_smoothing.sorted_leads(logits.numpy(), mask, 16, noise), n, shrunk)
     assert shrunk.std() < 0.5 * noise.std()
     biased = eq.assign(draw_scores("gumbel", 4096, 32, 1) + bias).prices.numpy()
     shrunk = biased.copy()
-    _solve.shrink_to_noise((logits + bias).numpy(), mask, shrunk)
+    _solve.shrink_to_noise(_smoothing.sorted_leads((logits + bias).numpy(), mask, 16, biased), n, shrunk)
     np.testing.assert_allclose(shrunk - shrunk.mean(), biased - biased.mean(), rtol=0.05)

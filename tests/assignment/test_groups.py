@@ -26,7 +26,7 @@ def counts(scores: Floats, prices: Floats) -> NDArray[np.int64]:
 
 def apart(scores: Floats, capacity: Floats, prices: Floats, hessian: Floats, slack: bool) -> bool:
     mask, demand = np.ones(len(scores), np.bool_), counts(scores, prices).astype(np.float64)
-    return _groups.shift_groups_apart(scores, mask, capacity, slack, prices, demand, hessian)
+    return _groups.shift_groups_apart(scores, mask, 1, capacity, slack, prices, demand, hessian)
 
 
 def test_groups_are_what_links_connect() -> None:

@@ -57,10 +57,11 @@ def assign(
     Returns:
         The assignment, with its value, the prices and the optimality gap in float64. Of several optimal assignments the
         result is the same for the same input, whatever the number of threads. The rule of "primal-dual": a row that is
-        tied between experts takes the one with the most room left, then the lowest index, last row first; chains of
-        moves end at the lowest index among equally near experts, and of tied rows the one that joined its expert last
-        moves first. With two experts: of rows that would gain the same by expert 0, the first go there. The other
-        methods prefer the lowest row, then the lowest expert.
+        tied between experts takes the one with the most room left, then the lowest index, last row first (in large
+        problems those with the most candidates first, in every 1,024 rows); chains of moves end at the lowest index
+        among equally near experts, and of tied rows the one that joined its expert last moves first. With two experts:
+        of rows that would gain the same by expert 0, the first go there. The other methods prefer the lowest row, then
+        the lowest expert.
 
     Raises:
         ValueError: scores are not a floating-point matrix, hold NaN or +inf, or forbid so much that nothing feasible is
@@ -143,7 +144,7 @@ def _solve_in_torch(
     from equipoise.assignment._cycle_cancelling import cycle_cancelling
 
     *batch, n, k = scores.shape
-    rows = np.array(n) if mask is None else mask.sum(-1).cpu().numpy()
+    rows = np.array(n) if mask is None else np.asarray(mask.sum(-1).cpu().numpy())
     check_start(capacity.cpu().numpy(), rows, None if prices is None else prices.double().cpu().numpy())
     problems = math.prod(batch)
     flat, flat_capacity = scores.reshape(problems, n, k), capacity.reshape(problems, k)

@@ -17,7 +17,7 @@ derivation. Legend: b problems, n rows, k experts.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,12 @@ Ints = NDArray[np.int32]
 DIRECT_ENTRIES = 8192
 DIRECT_ROWS_PER_EXPERT = 4
 BLOCK_ROWS = 8192
+# Experts that share no rows with others within the radius, or only within these parts of it, are found in this order.
+GROUP_REACHES = np.array([1, 1 / 8, 1 / 64])
+# Where prices were hard to find, the last lists of candidates reach so many of the last mu.
+CHAIN_REACH = 64.0
+# How often candidates are collected anew because prices moved away from them.
+MOST_DRIFTS = 4
 
 
 def primal_dual(
@@ -63,7 +69,7 @@ def primal_dual(
     rows = np.ones((b, n), np.bool_) if mask is None else mask.numpy().reshape(b, n).copy()
     p = np.zeros((b, k)) if prices is None else prices.double().numpy().reshape(b, k).copy()
     if not _solve.can_start(c, rows, mask is not None, p):
-        check_start(c.reshape(*batch, k), rows.reshape(*batch, n).sum(-1), p)
+        check_start(c.reshape(*batch, k), np.asarray(rows.reshape(*batch, n).sum(-1)), p)
     z = np.empty((b, n), np.int32)
     value, gap = np.zeros(b), np.zeros(b)
     if k == 2 or n * k <= DIRECT_ENTRIES or n <= DIRECT_ROWS_PER_EXPERT * k:
@@ -128,18 +134,18 @@ class _Problem:
 
     def solve(self, warm: bool) -> tuple[float, float]:
         """Returns the value and the sum of the rows' regrets."""
-        slack, spread = _solve.prepare(self.scores, self.mask, self.capacity, warm, self.prices)
+        slack, scale = _solve.prepare(self.scores, self.mask, self.capacity, warm, self.prices)
         if len(self.z) <= BLOCK_ROWS:
             solved, value, regret, mu = _solve.solve_usual(
-                self.scores, self.mask, self.capacity, slack, warm, spread, self.prices, self.z
+                self.scores, self.mask, self.capacity, slack, warm, scale, self.prices, self.z
             )
             if solved:
                 return value, regret
             start = None
         else:
-            start, mu = self._start_from_samples(slack, warm, spread)
+            start, mu = self._start_from_samples(slack, warm, scale)
         if start is None:
-            radius, tied = self._all_prices(mu, spread, slack)
+            radius, tied = self._all_prices(mu, scale, slack)
             if tied:
                 self._refuse_illegal_rows()
                 value, regret, wrong = self._solve_with_all_choices(slop=radius)
@@ -152,27 +158,38 @@ class _Problem:
             return self.solve(warm=False)
         return value, regret
 
-    def _start_from_samples(self, slack: bool, warm: bool, spread: float) -> tuple[_Start | None, float]:
+    def _start_from_samples(self, slack: bool, warm: bool, scale: float) -> tuple[_Start | None, float]:
         """The usual case, in blocks of rows. None where samples are not enough, and the mu they led to, if they did."""
         n, k = self.scores.shape
         target = self.capacity.astype(np.float64)
-        if not warm and spread > 0:
-            mu = _solve.coarse_prices(self.scores, self.mask, target, slack, spread, self.prices, self.z)
+        if not warm and scale > 0:
+            mu = _solve.coarse_prices(self.scores, self.mask, target, slack, scale, self.prices, self.z)
             if mu > 0:
                 return None, mu
-        radius = _solve.sampling_radius(self.scores, self.mask, self.prices, 1)
-        choices, settled, excess = self._refine(radius, _solve.FIRST_MU * radius, target, slack, _solve.goal_of(k))
+        radius = scale if warm else _solve.sampling_radius(self.scores, self.mask, self.prices, 1)
+        choices, settled, excess, _ = self._refine(radius, _solve.FIRST_MU * radius, target, slack, _solve.goal_of(k))
         return _Start(choices, settled, radius, 0.0) if _solve.near_balance(excess, n, k) else None, 0.0
 
     def _start_from_all_rows(self, slack: bool, radius: float) -> _Start:
         """Lists of candidates within a radius of prices that are good already."""
-        n, k = self.scores.shape
-        before = self.prices.copy()
-        target, goal = self.capacity.astype(np.float64), float(max(k, n // 64))
-        choices, settled, excess = self._refine(radius, radius / _descent.REACH, target, slack, goal)
+        target, goal, before = self.capacity.astype(np.float64), _solve.goal_of(len(self.prices)), self.prices.copy()
+        choices, settled, excess, mu = self._refine(radius, radius / _descent.LIST_REACH, target, slack, goal)
+        for reach in radius * GROUP_REACHES:
+            if 0 <= excess <= goal:
+                break
+            # What is left may be between experts that share no rows at a small mu.
+            if excess < 0:
+                self._return_to(before)
+            choices, settled = self._collect(reach)
+            mu = reach / _descent.REACH
+            if _solve.shift_listed_groups(self.scores, self.mask, choices, settled, target, slack, mu, self.prices):
+                radius, before = reach, self.prices.copy()
+                choices, settled, excess, mu = self._refine(reach, mu, target, slack, goal)
         if excess < 0:
-            self.prices[:] = before
-            choices, settled = self._collect(radius)
+            self._return_to(before)
+        else:  # every chain of moves may be long here, and needs rows to choose from at each of its links
+            radius = min(radius, CHAIN_REACH * mu)
+        choices, settled = self._collect(radius)
         largest = float(np.max(self.prices, where=np.isfinite(self.prices), initial=0.0))
         return _Start(choices, settled, radius, 1e-12 * (radius + largest))
 
@@ -197,18 +214,17 @@ class _Problem:
         return _descent.all_prices(self.scores, self.mask, stride, target, slack, self.prices, mu, least)
 
     def _finish_widening(self, start: _Start) -> tuple[float, float, Ints]:
-        """The exact part; with more candidates where they turn out too few, in the end with all of them."""
+        """The exact part; with candidates from further away where they turn out too few, in the end with all."""
         choices, settled, radius, slop = start
         prices = self.prices.copy()
-        for attempt in range(3):
+        for _ in range(2):
             result = self._finish(choices, settled, radius, slop)
-            if not isinstance(result, str):
+            if result is not None:
                 return *result, np.empty(0, np.int32)
-            radius *= 2 if result == "stuck" and slop == 0 else 8  # rows settled too early have a choice again
-            if result == "lacking":
-                self.prices[:] = prices
-            elif attempt > 0 or self._crowded(radius):
+            radius *= 8
+            if self._crowded(radius):
                 break
+            self.prices[:] = prices
             choices, settled = self._collect(radius)
         self._return_to(prices)
         return self._solve_with_all_choices()
@@ -230,16 +246,18 @@ class _Problem:
 
     def _refine(
         self, radius: float, mu: float, target: Floats, slack: bool, goal: float
-    ) -> tuple[_choices.Choices, Floats, float]:
-        """Collects choices and refines prices, once more if they move out of the radius; and the rows left to move."""
+    ) -> tuple[_choices.Choices, Floats, float, float]:
+        """Collects choices and refines prices, again if they move out of the radius; the rest is `_solve.refine`'s."""
         choices, settled = self._collect(radius)
-        if not radius > 0:
-            return choices, settled, 0.0
-        choices, excess = _solve.refine(choices, settled, target, slack, 1, radius, mu, goal, self.prices, self.z)
-        if excess == _solve.DRIFTED:
+        excess, last = 0.0, mu
+        for _ in range(MOST_DRIFTS if radius > 0 else 0):
+            choices, excess, last = _solve.refine(
+                choices, settled, target, slack, 1, radius, mu, goal, self.prices, self.z
+            )
+            if excess != _solve.DRIFTED:
+                break
             choices, settled = self._collect(radius)
-            choices, excess = _solve.refine(choices, settled, target, slack, 1, radius, mu, goal, self.prices, self.z)
-        return choices, settled, excess
+        return choices, settled, excess, last
 
     def _collect(self, radius: float) -> tuple[_choices.Choices, Floats]:
         n, k = self.scores.shape
@@ -263,23 +281,29 @@ class _Problem:
 
     def _finish(
         self, choices: _choices.Choices, settled: Floats, radius: float, slop: float
-    ) -> tuple[float, float] | Literal["stuck", "lacking"]:
+    ) -> tuple[float, float] | None:
         """Exact flow on the choices until no row has a better offer elsewhere.
 
         Returns:
-            Value and regret; or that rows cannot all be placed ("stuck"), or that too many want what is not among their
-            choices ("lacking").
+            Value and regret; or None if too many rows want what is not among their choices.
         """
+        distance = np.empty(len(self.prices))
         for _ in range(_solve.MOST_ROUNDS):
-            if _flow.exact_flow(choices, settled, self.capacity, self.prices, self.z, slop) != -1:
-                return "stuck"
+            stuck = _flow.exact_flow(choices, settled, self.capacity, self.prices, self.z, slop, distance)
+            if stuck >= 0:
+                choices, opened = _solve.open_doors(
+                    self.scores, self.capacity, self.prices, distance, choices, settled, self.z
+                )
+                if opened == 0:
+                    raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
+                continue
             value, regret, wrong = self._price()
             if len(wrong) == 0:
                 return value, regret
             if len(wrong) > len(self.z) // 32:
-                return "lacking"
+                return None
             choices = _solve.reinstate(self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z)
-        return "lacking"
+        return None
 
     def _price(self) -> tuple[float, float, Ints]:
         """Value, sum of regrets, and the rows that have a better offer, which are none if that sum is rounding."""
@@ -301,7 +325,8 @@ class _Problem:
 
     def _solve_with_all_choices(self, slop: float = 0.0) -> tuple[float, float, Ints]:
         choices = _choices.all_choices(self.scores, self.mask)
-        stuck = _flow.exact_flow(choices, np.zeros(len(self.prices)), self.capacity, self.prices, self.z, slop)
+        k = len(self.prices)
+        stuck = _flow.exact_flow(choices, np.zeros(k), self.capacity, self.prices, self.z, slop, np.empty(k))
         if stuck >= 0:
             raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
         return self._price()

@@ -215,7 +215,7 @@ def mark_candidates(
     """Marks and counts the candidates of every `stride`-th row, and writes one of them to z.
 
     Returns:
-        The first row that is found to be illegal (-1: none).
+        A row that is found to be illegal (-1: none).
     """
     marks, counts = chunk.marks, chunk.counts
     for r, i in enumerate(range(start, stop, stride)):
@@ -304,7 +304,7 @@ def collect(
     their number is the same as the last time.
 
     Returns:
-        How many rows have a choice, and the first row that holds a NaN or +inf or has no expert to go to (-1: none).
+        How many rows have a choice, and a row that holds a NaN or +inf or has no expert to go to (-1: none).
     """
     k = scores.shape[1]
     offers, found = np.empty(k, scores.dtype), np.empty(k + 1, np.int32)

@@ -21,14 +21,21 @@ from equipoise._core._jit import jit, jit_vector
 from equipoise._core._vector import larger
 from equipoise.assignment._kernels._choices import Scores, offers_and_best
 from equipoise.assignment._kernels._groups import shift_groups_apart
-from equipoise.assignment._kernels._smoothing import imbalance, laplacian, linear_part, newton_step, step_back
+from equipoise.assignment._kernels._smoothing import (
+    furthest_apart,
+    imbalance,
+    laplacian,
+    linear_part,
+    newton_step,
+    step_back,
+)
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 # Newton steps at one mu, at most; experts that share rows move apart by at most this many mu in one.
 MOST_STEPS = 12
-STEP = 2.0
+STEP, TRUSTED = 4.0, 4.0
 # Steps in a row that bring demand no nearer to the target, after which more of them would not either.
 MOST_STALLS = 4
 # Demand meets the target when it misses at most one row in so many.
@@ -36,12 +43,15 @@ MET = 128
 # Each sample has so many times the rows of the one before, and is used until another would move prices by so many mu.
 ROWS_RATIO = 4
 DISAGREEMENT = 4.0
-# An offer further behind the best than so many mu has no weight.
+# An offer further behind the best than so many mu has no weight; candidates for a list are within so many.
 REACH = 16.0
+LIST_REACH = 4.0
 # Candidates of a row, on average, that make a list of them (`_choices.py`) cheaper than the whole row.
 FEW_CANDIDATES = 4.0
 # A list has no room for so many: most rows are tied between more experts, however small mu is.
 MANY_CANDIDATES = 8.0
+# So many rows tell how far groups of experts that share no rows are apart, as long as mu is on its way.
+ROWS_FOR_GROUPS = 4096
 # Pairs of tied experts that the curvature is estimated from, for each expert.
 PAIRS_PER_EXPERT = 96
 
@@ -166,7 +176,8 @@ def curvature_stride(scores: Scores, mask: Flags, prices: Floats, mu: float) -> 
 def descend(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats, mu: float) -> None:
     """Newton steps at one mu, until the rows' demand meets the target.
 
-    Ends with prices that were looked at: a last step on trust can lead astray where experts share few rows.
+    Ends with a step so short that it need not be looked at, or with prices that were: a longer step on trust can lead
+    astray where experts share few rows.
     """
     k = prices.shape[0]
     every = curvature_stride(scores, mask, prices, mu)
@@ -190,12 +201,16 @@ def descend(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Fl
             break
         laplacian(hessian)
         stalls = stalls + 1 if missed > 0.8 * before else 0
-        if stalls == 1 and shift_groups_apart(scores, mask, goals, slack, prices, demand, hessian):
+        if stalls == 1 and shift_groups_apart(
+            scores, mask, max(1, scores.shape[0] // ROWS_FOR_GROUPS), goals, slack, prices, demand, hessian
+        ):
             least = np.inf  # a step of another kind, which need not lower the dual
         elif stalls == MOST_STALLS or (stalls > 0 and missed <= rows / 64):
             break
         else:
             newton_step(prices, demand, goals, hessian, mu, STEP * mu, slack)
+            if furthest_apart(hessian, prices - last) <= TRUSTED * mu:
+                return
     prices[:] = last
 
 
@@ -232,12 +247,12 @@ def follow(
     share = target / stride
     while True:
         descend(rows, rows_mask, share, slack, prices, mu)
-        tied = crowd(rows, rows_mask, prices, REACH * mu)
-        if tied <= FEW_CANDIDATES or mu <= least:
+        if crowd(rows, rows_mask, prices, LIST_REACH * mu) <= FEW_CANDIDATES or mu <= least:
             return mu
         if stride > 1 and disagreement(others, others_mask, share, slack, prices, mu) > DISAGREEMENT:
             return mu
         # Where as many offers are tied within much less, mu can go there at once.
+        tied = crowd(rows, rows_mask, prices, REACH * mu)
         mu = max(least, mu / (64 if crowd(rows, rows_mask, prices, mu / 8) > 0.9 * tied else 4))
 
 
@@ -253,4 +268,4 @@ def all_prices(
     while stride > 1:
         stride = stride // ROWS_RATIO if stride >= ROWS_RATIO**2 else 1
         mu = follow(scores, mask, stride, target, slack, prices, mu, least)
-    return REACH * mu, crowd(scores, mask, prices, REACH * mu) > MANY_CANDIDATES
+    return LIST_REACH * mu, crowd(scores, mask, prices, LIST_REACH * mu) > MANY_CANDIDATES

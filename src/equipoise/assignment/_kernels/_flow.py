@@ -325,14 +325,16 @@ def settle_vacancies(flow: Flow, capacity: NDArray[np.int64], prices: Floats, to
 
 
 @jit
-def balance(flow: Flow, choices: Choices, capacity: NDArray[np.int64], prices: Floats) -> tuple[int, int]:
+def balance(
+    flow: Flow, search: Search, choices: Choices, capacity: NDArray[np.int64], prices: Floats
+) -> tuple[int, int]:
     """Pushes along shortest paths until no expert is overfull.
 
     Returns:
-        The number of paths, and the overfull expert from which no room can be reached (-1: all is well).
+        The number of paths, and the overfull expert from which no room can be reached (-1: all is well). The search
+        then tells how far from it other experts are.
     """
     k = prices.shape[0]
-    search = new_search(k)
     paths = 0
     for source in range(k):
         while flow.load[source] > capacity[source]:
@@ -413,14 +415,21 @@ def mend_prices(flow: Flow, choices: Choices, prices: Floats) -> bool:
 
 @jit
 def exact_flow(
-    choices: Choices, settled: Floats, capacity: NDArray[np.int64], prices: Floats, z: Ints, slop: float
+    choices: Choices,
+    settled: Floats,
+    capacity: NDArray[np.int64],
+    prices: Floats,
+    z: Ints,
+    slop: float,
+    distance: Floats,
 ) -> int:
     """Every row to its best offer, then chains of moves until no expert is overfull.
 
     Offers within `slop` of the best count as tied with it, if prices can be mended so that they are.
 
     Returns:
-        -1 if all is well; else an expert that stays overfull because its rows can go nowhere else.
+        -1 if all is well; else an expert that stays overfull because its rows can go nowhere else. `distance` then says
+        what a chain of moves from it to each other expert costs at least, +inf where none leads to.
     """
     m, k = choices.rows.shape[0], prices.shape[0]
     flow = new_flow(m, k)
@@ -429,7 +438,9 @@ def exact_flow(
         flow = new_flow(m, k)
         seat_rows(flow, choices, capacity, prices, settled, 0.0)
     settle_vacancies(flow, capacity, prices, capacity.sum() - flow.load.sum())
-    _, stuck = balance(flow, choices, capacity, prices)
+    search = new_search(k)
+    _, stuck = balance(flow, search, choices, capacity, prices)
+    distance[:] = search.distance
     for a in range(m):
         z[choices.rows[a]] = expert_at(choices, a, flow.at[a]) if flow.at[a] >= 0 else -1
     return stuck

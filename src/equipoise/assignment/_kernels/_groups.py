@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._choices import Scores, all_choices
+from equipoise.assignment._kernels._choices import Scores, all_choices, best_offer
 from equipoise.assignment._kernels._flow import exact_flow
 from equipoise.assignment._kernels._smoothing import rest_prices
 
@@ -25,8 +25,8 @@ Flags = NDArray[np.bool_]
 
 # Experts are together in a group if the rows that they share weigh more than this: Newton's method can work with that.
 SHARED = 0.5
-# With more groups than this, a group is next to nothing; so many rows tell where they belong.
-MOST_GROUPS, MOST_ROWS = 16, 4096
+# With more groups than this, a group is next to nothing.
+MOST_GROUPS = 16
 
 
 @jit
@@ -61,24 +61,37 @@ def best_of_groups(
     scores: Scores, mask: Flags, stride: int, prices: Floats, labels: Ints, group_prices: Floats
 ) -> Scores:
     """What each group is worth to each sampled row, so that it offers as much at its price as its best expert does."""
-    near_prices, near_group_prices = prices.astype(scores.dtype), group_prices.astype(scores.dtype)
-    best = np.full(((scores.shape[0] + stride - 1) // stride, group_prices.shape[0]), -np.inf, scores.dtype)
+    groups, kind = group_prices.shape[0], scores.dtype
+    # One line of prices for each group, in which all others are closed: reading a row as often is quicker than sorting
+    # its entries.
+    lines = np.full((groups, prices.shape[0]), np.inf, kind)
+    for j in range(prices.shape[0]):
+        if labels[j] >= 0:
+            lines[labels[j], j] = prices[j] - group_prices[labels[j]]
+    best = np.empty(((scores.shape[0] + stride - 1) // stride, groups), kind)
     m = 0
     for i in range(0, scores.shape[0], stride):
         if mask[i]:
-            for j in range(labels.shape[0]):
-                g = labels[j]
-                if g >= 0:
-                    best[m, g] = max(best[m, g], scores[i, j] - near_prices[j] + near_group_prices[g])
+            for g in range(groups):
+                best[m, g] = best_offer(scores[i], lines[g])
             m += 1
     return best[:m]
 
 
 @jit
 def shift_groups_apart(
-    scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats, demand: Floats, hessian: Floats
+    scores: Scores,
+    mask: Flags,
+    stride: int,
+    target: Floats,
+    slack: bool,
+    prices: Floats,
+    demand: Floats,
+    hessian: Floats,
 ) -> bool:
     """Moves groups of experts that share no rows, each as a whole, so that each has about the rows that it can take.
+
+    How far, every `stride`-th row says.
 
     Returns:
         Whether there were any to move.
@@ -90,7 +103,6 @@ def shift_groups_apart(
     labels, groups = group_experts(hessian, prices, resting)
     if groups < 2 or groups > MOST_GROUPS:
         return False
-    stride = max(1, scores.shape[0] // MOST_ROWS)
     room, lowest = np.zeros(groups), np.full(groups, np.inf)
     for j in range(k):
         if labels[j] >= 0:
@@ -101,7 +113,7 @@ def shift_groups_apart(
     if capacity.sum() < best.shape[0]:
         return False
     choices, z = all_choices(best, np.ones(best.shape[0], np.bool_)), np.empty(best.shape[0], np.int32)
-    if exact_flow(choices, np.zeros(groups), capacity, group_prices, z, 0.0) >= 0:
+    if exact_flow(choices, np.zeros(groups), capacity, group_prices, z, 0.0, np.empty(groups)) >= 0:
         return False
     group_prices -= group_prices.min()
     moved = False

@@ -79,8 +79,8 @@ def _lead(row: Scores, prices: Floats) -> float:
 
 
 @jit
-def lead_quantile(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats, fraction: float) -> float:
-    """The given quantile, over every `stride`-th row, of how far the best offer is ahead of the next one."""
+def sorted_leads(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats) -> Floats:
+    """How far the best offer is ahead of the next one, for every `stride`-th row that has two, from least to most."""
     leads = np.empty((scores.shape[0] + stride - 1) // stride)
     count = 0
     for i in range(0, scores.shape[0], stride):
@@ -89,10 +89,14 @@ def lead_quantile(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: 
             if lead < np.inf:  # there is another one
                 leads[count] = lead
                 count += 1
-    if count == 0:
-        return 0.0
-    leads = np.sort(leads[:count])
-    return leads[min(count - 1, int(fraction * count))]
+    return np.sort(leads[:count])
+
+
+@jit
+def quantile(ordered: Floats, fraction: float) -> float:
+    """The number that a fraction of those in order are below; 0 if there are none."""
+    count = ordered.shape[0]
+    return ordered[min(count - 1, int(fraction * count))] if count > 0 else 0.0
 
 
 @jit
@@ -333,6 +337,16 @@ def _limited_differences(
         over = larger(over, abs(difference) if weight > 0.0 else 0.0)
         noted = larger(noted, abs(difference) if weight > least else 0.0)
     return total, over, noted
+
+
+@jit
+def furthest_apart(hessian: Floats, change: Floats) -> float:
+    """The largest difference between the changes of two experts that share rows."""
+    furthest = 0.0
+    for j in range(change.shape[0]):
+        if abs(change[j]) < np.inf:  # not for a closed expert, whose price is inf and change NaN
+            furthest = max(furthest, _limited_differences(hessian[j], change, change[j], np.inf, 0.0)[1])
+    return furthest
 
 
 @jit

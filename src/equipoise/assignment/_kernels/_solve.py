@@ -20,16 +20,19 @@ from equipoise.assignment._kernels._choices import (
 )
 from equipoise.assignment._kernels._descent import follow
 from equipoise.assignment._kernels._flow import exact_flow
+from equipoise.assignment._kernels._groups import shift_groups_apart
 from equipoise.assignment._kernels._pair import solve_pair
-from equipoise.assignment._kernels._pricing import final_prices, finite_prices, price_rows
+from equipoise.assignment._kernels._pricing import exact_best_offer, final_prices, finite_prices, price_rows
 from equipoise.assignment._kernels._smoothing import (
+    furthest_apart,
     imbalance,
     laplacian,
-    lead_quantile,
     linear_part,
     mean_spread,
     newton_step,
+    quantile,
     soft_demand,
+    sorted_leads,
     step_back,
 )
 
@@ -45,17 +48,24 @@ LEVEL_RATIO = 8
 LEAST_MU = 1e-5
 # How a refinement can fail: demand could not be met; or prices moved so far that other candidates count.
 LOST, DRIFTED = -1.0, -2.0
-MOST_STEPS = 24
+MOST_STEPS, MOST_STAYS = 24, 4
 # A first mu, and in units of mu: how far experts that share rows move apart in a step, how far ahead an offer is safe.
 FIRST_MU = 1 / 4
 STEP = 4.0
 SETTLED = 8.0
 # Rows with a choice for each that has to move.
-ROWS_TO_CHOOSE = 16
-# How often rows get choices back that they turn out to need.
-MOST_ROUNDS = 6
+ROWS_TO_CHOOSE = 48
+# How often rows get choices that they turn out to need; where they are shut in, so many for each row that must leave.
+MOST_ROUNDS = 16
+DOORS = 4
 # A gap of this much of the value, or of the largest score assigned, is rounding. Ten times stricter than promised.
 ENOUGH = 1e-10
+
+
+@jit
+def radius_fraction(rows: int, k: int) -> float:
+    """The part of the rows that have a second offer within the radius of their best, see `sampling_radius`."""
+    return min(0.5, 2.0 * np.sqrt(k * LEVEL_RATIO / rows))
 
 
 @jit
@@ -67,20 +77,19 @@ def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int) ->
     between a row's two best offers, which makes it right for scores of any scale.
     """
     n, k = scores.shape
-    rows = max(1, n // stride)
-    fraction = min(0.5, 2.0 * np.sqrt(k * LEVEL_RATIO / rows))
-    return lead_quantile(scores, mask, max(stride, n // 256), prices, fraction)
+    leads = sorted_leads(scores, mask, max(stride, n // 256), prices)
+    return quantile(leads, radius_fraction(max(1, n // stride), k))
 
 
 @jit
-def shrink_to_noise(scores: Scores, mask: Flags, prices: Floats) -> None:
+def shrink_to_noise(leads: Floats, n: int, prices: Floats) -> None:
     """Takes out of an earlier draw's prices what was that draw's own noise (James and Stein, 1961).
 
     Prices of n rows are known to about the quantile sqrt(k/n) of the gap between a row's two best offers, see
     `sampling_radius`. Where they vary no more than that, equal prices are the better start for another draw.
     """
-    n, k = scores.shape
-    noise = lead_quantile(scores, mask, max(1, n // 256), prices, min(0.5, np.sqrt(k / n)))
+    k = prices.shape[0]
+    noise = quantile(leads, min(0.5, np.sqrt(k / n)))
     mean, experts, total = 0.0, 0, 0.0
     for j in range(k):
         if prices[j] < np.inf:
@@ -125,7 +134,7 @@ def coarse_prices(
         before = prices.copy()
         settled = np.zeros(k)
         m, _ = collect(scores, mask, prices, radius, 0, n, stride, choices, 0, settled, z)
-        _, excess = refine(
+        _, excess, _ = refine(
             first(choices, m), settled, target, slack, stride, radius, FIRST_MU * radius, goal, prices, z
         )
         if excess == LOST:
@@ -159,21 +168,21 @@ def refine(
     goal: float,
     prices: Floats,
     z: Ints,
-) -> tuple[Choices, float]:
+) -> tuple[Choices, float, float]:
     """Newton steps on every `stride`-th row with less and less smoothing, until counts are within `goal` of balance.
 
     The smoothing is reduced after every step, unless that was much too short: prices that lag behind could not catch up
-    with shorter steps. Rows that it no longer reaches are settled on the way, so that each step costs less than the one
-    before.
+    with shorter steps, unless it is experts that share next to no rows. Rows that the smoothing no longer reaches are
+    settled on the way, so that each step costs less than the one before.
 
     Returns:
-        The rows that still have a choice, and how many rows would have to move, or LOST or DRIFTED.
+        The rows that still have a choice; how many rows would have to move, or LOST or DRIFTED; and the last mu.
     """
     k = prices.shape[0]
     rows = settled.sum() + choices.rows.shape[0]
     target = target * (1.0 / stride if slack else rows / target.sum())
     before, last, counts = prices.copy(), prices.copy(), np.empty(k)
-    least, length = np.inf, np.inf
+    least, length, stays = np.inf, np.inf, 0
     for _ in range(MOST_STEPS):
         demand, hessian = settled.copy(), np.zeros((k, k))
         dual = soft_demand(choices, prices, mu, demand, hessian)
@@ -185,18 +194,39 @@ def refine(
         last[:] = prices
         laplacian(hessian)
         length = newton_step(prices, demand, target, hessian, mu, STEP * mu, slack)
-        if (prices - before).max() - (prices - before).min() > 2 * radius:
-            return choices, DRIFTED
-        if length > 2 * STEP * mu:
+        if furthest_apart(hessian, prices - before) > 2 * radius:
+            return choices, DRIFTED, mu
+        stays += 1
+        if length > 2 * STEP * mu and stays < MOST_STAYS:
             continue
+        stays = 0
         if SETTLED * mu < radius:
             choices = narrow(choices, prices, SETTLED * mu, settled, z, counts)
             excess = np.maximum(counts - target, 0.0).sum()
             # Chains need rows to choose from, of which narrowing must not leave too few.
             if excess <= goal or choices.rows.shape[0] < ROWS_TO_CHOOSE * excess or mu < radius / 8192:
-                return choices, excess
+                return choices, excess, mu
         mu /= 4
-    return choices, LOST
+    return choices, LOST, mu
+
+
+@jit
+def shift_listed_groups(
+    scores: Scores,
+    mask: Flags,
+    choices: Choices,
+    settled: Floats,
+    target: Floats,
+    slack: bool,
+    mu: float,
+    prices: Floats,
+) -> bool:
+    """Moves groups of experts that no row with a choice connects (`_groups.py`); returns whether there were any."""
+    k = prices.shape[0]
+    demand, hessian = settled.copy(), np.zeros((k, k))
+    soft_demand(choices, prices, mu, demand, hessian)
+    laplacian(hessian)
+    return shift_groups_apart(scores, mask, 1, target, slack, prices, demand, hessian)
 
 
 @jit
@@ -224,6 +254,97 @@ def reinstate(
 
 
 @jit
+def ways_out(scores: Scores, z: Ints, prices: Floats, distance: Floats) -> Floats:
+    """What it costs the overfull expert to send each row away from those that chains reach; +inf for other rows."""
+    n, k = scores.shape
+    outside, costs = prices.copy(), np.full(n, np.inf)
+    for j in range(k):
+        if distance[j] < np.inf:
+            outside[j] = np.inf
+    for i in range(n):
+        if z[i] >= 0 and distance[z[i]] < np.inf:
+            offer = exact_best_offer(scores[i], outside)
+            if offer > -np.inf:
+                costs[i] = distance[z[i]] + np.float64(scores[i, z[i]]) - prices[z[i]] - offer
+    return costs
+
+
+@jit
+def open_doors(
+    scores: Scores, capacity: Counts, prices: Floats, distance: Floats, choices: Choices, settled: Floats, z: Ints
+) -> tuple[Choices, int]:
+    """Gives rows that are shut in with an overfull expert candidates outside: those for which it costs least.
+
+    Experts that share no rows with others are a room without a door: no chain of moves among the candidates leads out,
+    and none can be found by changing prices inside. So the rows are asked what they would lose by leaving.
+
+    Args:
+        scores: [n, k].
+        capacity: [k].
+        prices: [k].
+        distance: [k] of each expert from the overfull one, as `exact_flow` left it.
+        choices: the rows with a choice.
+        settled: [k] the rows without.
+        z: [n] where all of them are.
+
+    Returns:
+        The rows with a choice, and how many candidates are new: 0 if no row may leave.
+    """
+    n, k = scores.shape
+    costs = ways_out(scores, z, prices, distance)
+    inside = distance < np.inf
+    loads = np.zeros(k, np.int64)
+    for i in range(n):
+        if z[i] >= 0:
+            loads[z[i]] += 1
+    excess = 0
+    for j in range(k):
+        excess += max(0, loads[j] - capacity[j]) if inside[j] else 0
+    finite = np.sort(costs[costs < np.inf])
+    if finite.shape[0] == 0:
+        return choices, 0
+    most = finite[min(finite.shape[0] - 1, DOORS * (excess + DOORS))]
+    listed, opened = choices.rows.shape[0], 0
+    more = room_for_choices(scores, listed + np.sum(costs <= most))
+    for a in range(listed):
+        i, width = choices.rows[a], choices.width[a]
+        more.rows[a], more.cols[a], more.vals[a], more.width[a] = i, choices.cols[a], choices.vals[a], width
+        if costs[i] <= most:
+            opened += add_door(scores, i, inside, prices, z[i], more, a)
+            costs[i] = np.inf
+    for i in range(n):
+        if costs[i] <= most:
+            more.rows[listed], more.width[listed] = i, 1
+            more.cols[listed, 0], more.vals[listed, 0] = z[i], scores[i, z[i]]
+            settled[z[i]] -= 1
+            opened += add_door(scores, i, inside, prices, z[i], more, listed)
+            listed += 1
+    return first(more, listed), opened
+
+
+@jit
+def add_door(scores: Scores, i: int, inside: Flags, prices: Floats, own: int, choices: Choices, a: int) -> int:
+    """Lists the expert outside that offers row i most; in place of its worst candidate if there is no room."""
+    cols, vals, width = choices.cols, choices.vals, choices.width
+    best, door = -np.inf, -1
+    for j in range(prices.shape[0]):
+        offer = np.float64(scores[i, j]) - prices[j]
+        if not inside[j] and offer > best:
+            best, door = offer, j
+    position = width[a]
+    if position == cols.shape[1]:
+        worst = np.inf
+        for w in range(cols.shape[1]):
+            offer = np.float64(vals[a, w]) - prices[cols[a, w]]
+            if cols[a, w] != own and offer < worst:
+                worst, position = offer, w
+    else:
+        width[a] += 1
+    cols[a, position], vals[a, position] = door, scores[i, door]
+    return 1
+
+
+@jit
 def goal_of(k: int) -> float:
     """So few rows to move that chains of moves take less time than another step."""
     return k / 2
@@ -242,22 +363,24 @@ def solve_usual(
     capacity: Counts,
     slack: bool,
     warm: bool,
-    spread: float,
+    scale: float,
     prices: Floats,
     z: Ints,
 ) -> tuple[bool, float, float, float]:
     """The usual case from beginning to end, for problems so small that calls from Python would take a third of it.
+
+    `scale` is what `prepare` returned.
 
     Returns:
         Whether it is solved; its value and the sum of regrets; and mu, where a sample was not enough, else 0.
     """
     n, k = scores.shape
     target = capacity.astype(np.float64)
-    if not warm and spread > 0:
-        mu = coarse_prices(scores, mask, target, slack, spread, prices, z)
+    if not warm and scale > 0:
+        mu = coarse_prices(scores, mask, target, slack, scale, prices, z)
         if mu > 0:
             return False, 0.0, 0.0, mu
-    radius = sampling_radius(scores, mask, prices, 1)
+    radius = scale if warm else sampling_radius(scores, mask, prices, 1)
     room, settled, wrong = room_for_choices(scores, n), np.zeros(k), np.empty(n, np.int32)
     choices, excess = first(room, 0), DRIFTED
     for _ in range(2):
@@ -268,21 +391,17 @@ def solve_usual(
                 return False, 0.0, 0.0, 0.0
             choices, excess = first(room, m), 0.0
             if radius > 0:
-                choices, excess = refine(
+                choices, excess, _ = refine(
                     choices, settled, target, slack, 1, radius, FIRST_MU * radius, goal_of(k), prices, z
                 )
     if not near_balance(excess, n, k):
         return False, 0.0, 0.0, 0.0
-    widened = False
+    distance = np.empty(k)
     for _ in range(MOST_ROUNDS):
-        if exact_flow(choices, settled, capacity, prices, z, 0.0) >= 0:
-            if widened:
+        if exact_flow(choices, settled, capacity, prices, z, 0.0, distance) >= 0:
+            choices, opened = open_doors(scores, capacity, prices, distance, choices, settled, z)
+            if opened == 0:
                 break
-            widened = True
-            radius *= 2
-            settled[:] = 0.0
-            m, _ = collect(scores, mask, prices, radius, 0, n, 1, room, 0, settled, z)
-            choices = first(room, m)
             continue
         final_prices(z, capacity, prices)
         value, regret, largest, count = price_rows(scores, z, prices, 0, n, wrong)
@@ -313,11 +432,11 @@ def solve_direct(
     `status` is -1 for a solved problem, i for a problem whose row i is illegal, and n + j for one whose expert j stays
     overfull.
     """
-    n = scores.shape[1]
-    wrong = np.empty(n, np.int32)
+    n, k = scores.shape[1:]
+    wrong, distance = np.empty(n, np.int32), np.empty(k)
     for b in range(start, stop):
         status[b] = -1
-        if scores.shape[2] == 2 and solve_pair(scores[b], mask[b], capacity[b], prices[b], z[b], value, gap, b):
+        if k == 2 and solve_pair(scores[b], mask[b], capacity[b], prices[b], z[b], value, gap, b):
             continue
         status[b] = illegal_row(scores[b], mask[b], capacity[b])
         if status[b] >= 0:
@@ -325,7 +444,7 @@ def solve_direct(
         for attempt in range(2):
             close_experts(capacity[b], prices[b])
             choices = all_choices(scores[b], mask[b])
-            stuck = exact_flow(choices, np.zeros(scores.shape[2]), capacity[b], prices[b], z[b], 0.0)
+            stuck = exact_flow(choices, np.zeros(k), capacity[b], prices[b], z[b], 0.0, distance)
             if stuck >= 0:
                 status[b] = n + stuck
                 break
@@ -353,7 +472,11 @@ def can_start(capacity: Counts, mask: Flags, masked: bool, prices: Floats) -> bo
 
 @jit
 def prepare(scores: Scores, mask: Flags, capacity: Counts, warm: bool, prices: Floats) -> tuple[bool, float]:
-    """Makes prices ready to start from; returns whether slots will be left, and the spread of offers from no prices."""
+    """Makes prices ready to start from.
+
+    Returns:
+        Whether slots will be left; and how far offers spread, or with a warm start the radius for candidates.
+    """
     slots = 0
     for j in range(capacity.shape[0]):
         slots += capacity[j]
@@ -362,9 +485,11 @@ def prepare(scores: Scores, mask: Flags, capacity: Counts, warm: bool, prices: F
     close_experts(capacity, prices)
     if not warm:
         return slots > 0, mean_spread(scores, mask, max(1, scores.shape[0] // 64), prices)
+    n, k = scores.shape
+    leads = sorted_leads(scores, mask, max(1, n // 256), prices)
     if slots == 0:
-        shrink_to_noise(scores, mask, prices)
-    return slots > 0, 0.0
+        shrink_to_noise(leads, n, prices)
+    return slots > 0, quantile(leads, radius_fraction(n, k))
 
 
 @jit
