@@ -35,7 +35,7 @@ Flags = NDArray[np.bool_]
 
 # Newton steps at one mu, at most; experts that share rows move apart by at most this many mu in one.
 MOST_STEPS = 12
-STEP, TRUSTED = 4.0, 4.0
+STEP = 4.0
 # Steps in a row that bring demand no nearer to the target, after which more of them would not either.
 MOST_STALLS = 4
 # Demand meets the target when it misses at most one row in so many.
@@ -180,7 +180,7 @@ def descend(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Fl
     astray where experts share few rows.
     """
     k = prices.shape[0]
-    every = curvature_stride(scores, mask, prices, mu)
+    every, every_group_row = curvature_stride(scores, mask, prices, mu), max(1, scores.shape[0] // ROWS_FOR_GROUPS)
     least, missed, returns, stalls, last = np.inf, np.inf, 0, 0, prices.copy()
     for _ in range(MOST_STEPS):
         demand, hessian = np.zeros(k), np.zeros((k, k))
@@ -201,15 +201,13 @@ def descend(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Fl
             break
         laplacian(hessian)
         stalls = stalls + 1 if missed > 0.8 * before else 0
-        if stalls == 1 and shift_groups_apart(
-            scores, mask, max(1, scores.shape[0] // ROWS_FOR_GROUPS), goals, slack, prices, demand, hessian
-        ):
-            least = np.inf  # a step of another kind, which need not lower the dual
-        elif stalls == MOST_STALLS or (stalls > 0 and missed <= rows / 64):
+        if stalls == MOST_STALLS or (stalls > 0 and missed <= rows / 64):
             break
+        if stalls == 1 and shift_groups_apart(scores, mask, every_group_row, goals, slack, prices, demand, hessian):
+            least = np.inf  # a step of another kind, which need not lower the dual
         else:
             newton_step(prices, demand, goals, hessian, mu, STEP * mu, slack)
-            if furthest_apart(hessian, prices - last) <= TRUSTED * mu:
+            if furthest_apart(hessian, prices - last) <= STEP * mu:
                 return
     prices[:] = last
 
