@@ -65,6 +65,16 @@ def test_candidates_are_what_is_within_the_radius(k: int, stride: int, dtype: st
     np.testing.assert_array_equal(settled, expected)
 
 
+@pytest.mark.parametrize("k", [3, 64, 130])
+def test_counts_of_best_offers_on_rows_in_between(k: int) -> None:
+    scores = draw_scores("gumbel", 1000, k, 0).numpy()
+    prices, mask = np.linspace(0.0, 1.0, k), np.arange(1000) % 7 != 0
+    rows = np.arange(2, 1000, 4)[mask[2::4]]
+    counts = np.bincount((scores[rows] - prices.astype(np.float32)).argmax(1), minlength=k)
+    missed = np.maximum(counts - len(rows) / k, 0).sum()
+    assert _solve.held_out(scores, mask, 4, np.full(k, 1000 / k), False, prices) == pytest.approx(missed)
+
+
 def test_rows_with_equally_many_candidates_stand_together() -> None:
     scores = draw_scores("gumbel", 4096, 64, 0).numpy()
     choices, _, _ = collected(scores, np.ones(4096, np.bool_), np.zeros(64), 0.4)

@@ -200,6 +200,16 @@ def candidate_bits(scores: Scores, i: int, prices: Scores, floor: float, start: 
     return bits
 
 
+@jit_inline
+def best_expert(scores: Scores, i: int, prices: Scores, best: float) -> int:
+    """The first expert that makes row i its best offer, which is given."""
+    start, bits = 0, candidate_bits(scores, i, prices, best, 0)
+    while bits == 0 and start + WORD < scores.shape[1]:
+        start += WORD
+        bits = candidate_bits(scores, i, prices, best, start)
+    return start + lowest_bit(bits) if bits != 0 else 0
+
+
 @jit
 def mark_candidates(
     scores: Scores,

@@ -11,11 +11,11 @@ from equipoise.assignment._kernels._choices import (
     Choices,
     Scores,
     all_choices,
+    best_expert,
+    best_offer,
     collect,
     first,
-    first_at_least,
     narrow,
-    offers_and_best,
     room_for_choices,
 )
 from equipoise.assignment._kernels._descent import follow
@@ -147,12 +147,12 @@ def coarse_prices(
 def held_out(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats) -> float:
     """The imbalance at these prices of rows that had no part in finding them."""
     k = prices.shape[0]
-    counts, offers, near_prices = np.zeros(k), np.empty(k, scores.dtype), prices.astype(scores.dtype)
+    counts, near_prices = np.zeros(k), prices.astype(scores.dtype)
     for i in range(stride // 2, scores.shape[0], stride):
         if mask[i]:
-            best = offers_and_best(scores[i], near_prices, offers)
+            best = best_offer(scores[i], near_prices)
             if best > -np.inf:
-                counts[first_at_least(offers, best)] += 1
+                counts[best_expert(scores, i, near_prices, best)] += 1
     return imbalance(counts, target * (1.0 / stride if slack else counts.sum() / target.sum()), prices, slack)
 
 
