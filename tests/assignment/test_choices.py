@@ -147,11 +147,13 @@ def test_demand_and_curvature_of_lists(k: int) -> None:
     assert value == pytest.approx(dual, rel=1e-10)
 
 
+@pytest.mark.parametrize("offset", [-10.0, 0.0, 10.0])
 @pytest.mark.parametrize("slack", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_refining_leaves_few_rows_to_move(seed: int, slack: bool) -> None:
-    n, k = 4096, 16
-    scores = draw_scores("gumbel", n, k, seed).numpy()
+def test_refining_leaves_few_rows_to_move(seed: int, slack: bool, offset: float) -> None:
+    """Whatever the sign of the scores: rows that are settled on the way no longer count in the dual."""
+    n, k = 16384, 64
+    scores = draw_scores("gumbel", n, k, seed).numpy() + np.float32(offset)
     target, prices, mask = np.full(k, 1.02 * n / k if slack else n / k), np.zeros(k), np.ones(n, np.bool_)
     radius = _solve.sampling_radius(scores, mask, prices, 1)
     choices, settled, z = collected(scores, mask, prices, radius)
@@ -159,7 +161,7 @@ def test_refining_leaves_few_rows_to_move(seed: int, slack: bool) -> None:
     narrowed, excess, mu = _solve.refine(choices, settled, target, slack, 1, radius, radius / 4, k / 2, prices, z)
     counts = np.bincount((scores - prices).argmax(1), minlength=k)
     assert excess <= k / 2
-    assert np.maximum(counts - target, 0).sum() == pytest.approx(excess, abs=4)  # rows that want what is not listed
+    assert np.maximum(counts - target, 0).sum() == pytest.approx(excess, abs=8)  # rows that want what is not listed
     assert 0 < len(narrowed.rows) < listed
     for a in range(len(narrowed.rows)):  # and those are nearly indifferent
         offers = np.sort(narrowed.vals[a, : narrowed.width[a]] - prices[narrowed.cols[a, : narrowed.width[a]]])

@@ -255,7 +255,7 @@ def settle(start: int, stop: int, stride: int, chunk: Chunk, settled: Floats, z:
     counts, listed = chunk.counts, chunk.listed
     m = 0
     for r, i in enumerate(range(start, stop, stride)):
-        settled[z[i]] += counts[r] == 1
+        settled[z[i]] += counts[r] == 1  # for a masked row 0 is added to the last expert
         listed[m] = r
         m += counts[r] > 1
     return m

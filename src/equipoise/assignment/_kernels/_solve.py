@@ -48,6 +48,7 @@ LEVEL_RATIO = 8
 LEAST_MU = 1e-5
 # How a refinement can fail: demand could not be met; or prices moved so far that other candidates count.
 LOST, DRIFTED = -1.0, -2.0
+# Newton steps of a refinement, and those of them at one mu, at most.
 MOST_STEPS, MOST_STAYS = 24, 4
 # A first mu, and in units of mu: how far experts that share rows move apart in a step, how far ahead an offer is safe.
 FIRST_MU = 1 / 4
@@ -187,7 +188,7 @@ def refine(
         demand, hessian = settled.copy(), np.zeros((k, k))
         dual = soft_demand(choices, prices, mu, demand, hessian)
         dual += linear_part(prices, target) - linear_part(prices, settled)
-        if dual > least and length > mu / 2:  # with less smoothing the dual is lower, so this holds across mu
+        if dual > least and length > mu / 2:
             step_back(prices, last)
             continue
         least = dual
@@ -207,6 +208,7 @@ def refine(
             if excess <= goal or choices.rows.shape[0] < ROWS_TO_CHOOSE * excess or mu < radius / 8192:
                 return choices, excess, mu
         mu /= 4
+        least = np.inf  # another function from here on: of less smoothing, and without the rows that were settled
     return choices, LOST, mu
 
 
@@ -310,20 +312,22 @@ def open_doors(
         i, width = choices.rows[a], choices.width[a]
         more.rows[a], more.cols[a], more.vals[a], more.width[a] = i, choices.cols[a], choices.vals[a], width
         if costs[i] <= most:
-            opened += add_door(scores, i, inside, prices, z[i], more, a)
+            add_door(scores, i, inside, prices, z[i], more, a)
+            opened += 1
             costs[i] = np.inf
     for i in range(n):
         if costs[i] <= most:
             more.rows[listed], more.width[listed] = i, 1
             more.cols[listed, 0], more.vals[listed, 0] = z[i], scores[i, z[i]]
             settled[z[i]] -= 1
-            opened += add_door(scores, i, inside, prices, z[i], more, listed)
+            add_door(scores, i, inside, prices, z[i], more, listed)
+            opened += 1
             listed += 1
     return first(more, listed), opened
 
 
 @jit
-def add_door(scores: Scores, i: int, inside: Flags, prices: Floats, own: int, choices: Choices, a: int) -> int:
+def add_door(scores: Scores, i: int, inside: Flags, prices: Floats, own: int, choices: Choices, a: int) -> None:
     """Lists the expert outside that offers row i most; in place of its worst candidate if there is no room."""
     cols, vals, width = choices.cols, choices.vals, choices.width
     best, door = -np.inf, -1
@@ -341,7 +345,6 @@ def add_door(scores: Scores, i: int, inside: Flags, prices: Floats, own: int, ch
     else:
         width[a] += 1
     cols[a, position], vals[a, position] = door, scores[i, door]
-    return 1
 
 
 @jit
