@@ -185,31 +185,31 @@ def test_differences_count_only_between_experts_that_share_rows() -> None:
 
 
 class TestDoors:
-    """Ten rows that list experts 0 and 1 only, which hold eight; the third is far away and empty."""
+    """Rows that list experts 0 and 1 only, which cannot hold them all; the third is far away and empty."""
 
-    def shut_in(self, forbidden: bool = False) -> tuple[Floats, NDArray[np.int64], _choices.Choices]:
-        scores = np.random.default_rng(0).random((10, 3))
+    def shut_in(self, n: int, most: int, forbidden: bool = False) -> tuple[Floats, NDArray[np.int64], _choices.Choices]:
+        scores = np.random.default_rng(0).random((n, 3))
         scores[:, 2] = -np.inf if forbidden else scores[:, 2] - 50.0
-        choices = _choices.room_for_choices(scores, 10)
-        choices.rows[:], choices.width[:] = np.arange(10), 2
+        choices = _choices.room_for_choices(scores, n)
+        choices.rows[:], choices.width[:] = np.arange(n), 2
         choices.cols[:, :2], choices.vals[:, :2] = [0, 1], scores[:, :2]
-        return scores, np.full(3, 4), choices
+        return scores, np.full(3, most), choices
 
-    def test_those_leave_who_lose_least(self) -> None:
-        scores, capacity, choices = self.shut_in()
-        prices, settled, z, distance = np.zeros(3), np.zeros(3), np.empty(10, np.int32), np.empty(3)
-        rounds = 0
-        while _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, distance) >= 0:
-            assert distance[2] == np.inf
-            choices, opened = _solve.open_doors(scores, capacity, prices, distance, choices, settled, z)
-            assert opened > 0
-            rounds += 1
-        assert rounds == 1
-        expected = eq.assign(torch.from_numpy(scores), 4, method="cycle-cancelling")
-        assert scores[np.arange(10), z].sum() == pytest.approx(float(expected.value))
+    @pytest.mark.parametrize(("n", "most"), [(10, 4), (200, 99)])
+    def test_those_leave_who_lose_least(self, n: int, most: int) -> None:
+        """One door is enough, and of many rows it opens for few."""
+        scores, capacity, choices = self.shut_in(n, most)
+        prices, settled, z, distance = np.zeros(3), np.zeros(3), np.empty(n, np.int32), np.empty(3)
+        assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, distance) >= 0
+        assert distance[2] == np.inf
+        choices, opened = _solve.open_doors(scores, capacity, prices, distance, choices, settled, z)
+        assert 0 < opened <= max(n // 4, 10)
+        assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, distance) == -1
+        expected = eq.assign(torch.from_numpy(scores), most, method="cycle-cancelling")
+        assert scores[np.arange(n), z].sum() == pytest.approx(float(expected.value))
 
     def test_settled_rows_are_asked_too(self) -> None:
-        scores, capacity, choices = self.shut_in()
+        scores, capacity, choices = self.shut_in(10, 4)
         settled, z = np.zeros(3), np.empty(10, np.int32)
         choices = _choices.narrow(choices, np.zeros(3), 0.4, settled, z, np.empty(3))
         before = int(settled.sum())
@@ -223,7 +223,7 @@ class TestDoors:
         assert (np.bincount(z, minlength=3) <= capacity).all()
 
     def test_where_there_is_no_way_out_none_is_opened(self) -> None:
-        scores, capacity, choices = self.shut_in(forbidden=True)
+        scores, capacity, choices = self.shut_in(10, 4, forbidden=True)
         prices, settled, z, distance = np.zeros(3), np.zeros(3), np.empty(10, np.int32), np.empty(3)
         assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, distance) >= 0
         assert _solve.open_doors(scores, capacity, prices, distance, choices, settled, z)[1] == 0
