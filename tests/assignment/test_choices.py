@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 import equipoise as eq
-from equipoise.assignment._kernels import _choices, _flow, _smoothing, _solve
+from equipoise.assignment._kernels import _amend, _choices, _flow, _smoothing, _solve
 from equipoise.experiments.bench._families import draw_scores
 
 Floats = NDArray[np.float64]
@@ -155,7 +155,7 @@ def test_refining_leaves_few_rows_to_move(seed: int, slack: bool, offset: float)
     n, k = 16384, 64
     scores = draw_scores("gumbel", n, k, seed).numpy() + np.float32(offset)
     target, prices, mask = np.full(k, 1.02 * n / k if slack else n / k), np.zeros(k), np.ones(n, np.bool_)
-    radius = _solve.sampling_radius(scores, mask, prices, 1)
+    radius = _solve.last_radius(scores, mask, prices)
     choices, settled, z = collected(scores, mask, prices, radius)
     listed = len(choices.rows)
     narrowed, excess, mu = _solve.refine(choices, settled, target, slack, 1, radius, radius / 4, k / 2, prices, z)
@@ -166,6 +166,14 @@ def test_refining_leaves_few_rows_to_move(seed: int, slack: bool, offset: float)
     for a in range(len(narrowed.rows)):  # and those are nearly indifferent
         offers = np.sort(narrowed.vals[a, : narrowed.width[a]] - prices[narrowed.cols[a, : narrowed.width[a]]])
         assert offers[-1] - offers[-2] <= _solve.SETTLED * mu
+
+
+@pytest.mark.parametrize(
+    ("n", "strides"), [(4096, [4]), (16384, [16]), (65536, [64, 8]), (262144, [256, 32]), (2**20, [1024, 128])]
+)
+def test_one_more_sample_where_the_first_tells_too_little(n: int, strides: list[int]) -> None:
+    assert _solve.coarse_stride(n, 64) == strides[0]
+    assert _solve.last_stride(n, 64) == strides[-1]
 
 
 def test_prices_that_leave_their_candidates_behind_are_reported() -> None:
@@ -202,7 +210,7 @@ class TestDoors:
         prices, settled, z, distance = np.zeros(3), np.zeros(3), np.empty(n, np.int32), np.empty(3)
         assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, distance) >= 0
         assert distance[2] == np.inf
-        choices, opened = _solve.open_doors(scores, capacity, prices, distance, choices, settled, z)
+        choices, opened = _amend.open_doors(scores, capacity, prices, distance, choices, settled, z)
         assert 0 < opened <= max(n // 4, 10)
         assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, distance) == -1
         expected = eq.assign(torch.from_numpy(scores), most, method="cycle-cancelling")
@@ -216,7 +224,7 @@ class TestDoors:
         assert 0 < before < 10
         prices, distance = np.zeros(3), np.empty(3)
         while _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, distance) >= 0:
-            choices, opened = _solve.open_doors(scores, capacity, prices, distance, choices, settled, z)
+            choices, opened = _amend.open_doors(scores, capacity, prices, distance, choices, settled, z)
             assert opened > 0
         assert settled.sum() < before
         assert len(choices.rows) + settled.sum() == 10
@@ -226,7 +234,7 @@ class TestDoors:
         scores, capacity, choices = self.shut_in(10, 4, forbidden=True)
         prices, settled, z, distance = np.zeros(3), np.zeros(3), np.empty(10, np.int32), np.empty(3)
         assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, distance) >= 0
-        assert _solve.open_doors(scores, capacity, prices, distance, choices, settled, z)[1] == 0
+        assert _amend.open_doors(scores, capacity, prices, distance, choices, settled, z)[1] == 0
 
     def test_a_full_list_gives_up_its_worst_candidate(self) -> None:
         scores = np.arange(8.0).reshape(1, 8)
@@ -235,7 +243,7 @@ class TestDoors:
         choices.rows[0], choices.width[0] = 0, room
         choices.cols[0], choices.vals[0] = np.arange(room), scores[0, :room]
         inside = np.arange(8) < room
-        _solve.add_door(scores, 0, inside, np.zeros(8), 0, choices, 0)
+        _amend.add_door(scores, 0, inside, np.zeros(8), 0, choices, 0)
         assert choices.width[0] == room
         assert choices.cols[0].tolist() == [0, 7, *range(2, room)]  # not expert 0, where the row is
         assert choices.vals[0, 1] == 7.0

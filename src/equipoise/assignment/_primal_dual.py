@@ -27,7 +27,7 @@ from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
 from equipoise.assignment._infeasible import check_start, illegal_scores, no_room
-from equipoise.assignment._kernels import _choices, _descent, _flow, _pricing, _smoothing, _solve
+from equipoise.assignment._kernels import _amend, _choices, _descent, _flow, _pricing, _smoothing, _solve
 
 Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
@@ -167,7 +167,7 @@ class _Problem:
             mu = _solve.coarse_prices(self.scores, self.mask, target, slack, scale, self.prices, self.z)
             if mu > 0:
                 return None, mu
-        radius = scale if warm else _solve.sampling_radius(self.scores, self.mask, self.prices, 1)
+        radius = scale if warm else _solve.last_radius(self.scores, self.mask, self.prices)
         choices, settled, excess, _ = self._refine(radius, _solve.FIRST_MU * radius, target, slack, _solve.goal_of(k))
         return _Start(choices, settled, radius, 0.0) if _solve.near_balance(excess, n, k) else None, 0.0
 
@@ -292,7 +292,7 @@ class _Problem:
         for _ in range(_solve.MOST_ROUNDS):
             stuck = _flow.exact_flow(choices, settled, self.capacity, self.prices, self.z, slop, distance)
             if stuck >= 0:
-                choices, opened = _solve.open_doors(
+                choices, opened = _amend.open_doors(
                     self.scores, self.capacity, self.prices, distance, choices, settled, self.z
                 )
                 if opened == 0:
@@ -303,7 +303,7 @@ class _Problem:
                 return value, regret
             if len(wrong) > len(self.z) // 32:
                 return None
-            choices = _solve.reinstate(self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z)
+            choices = _amend.reinstate(self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z)
         return None
 
     def _price(self) -> tuple[float, float, Ints]:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit
+from equipoise.assignment._kernels._amend import open_doors, reinstate
 from equipoise.assignment._kernels._choices import (
     Choices,
     Scores,
@@ -22,7 +23,7 @@ from equipoise.assignment._kernels._descent import follow
 from equipoise.assignment._kernels._flow import exact_flow
 from equipoise.assignment._kernels._groups import shift_groups_apart
 from equipoise.assignment._kernels._pair import solve_pair
-from equipoise.assignment._kernels._pricing import exact_best_offer, final_prices, finite_prices, price_rows
+from equipoise.assignment._kernels._pricing import final_prices, finite_prices, price_rows
 from equipoise.assignment._kernels._smoothing import (
     furthest_apart,
     imbalance,
@@ -44,6 +45,8 @@ Flags = NDArray[np.bool_]
 # The first sample has this many rows for each expert, every later one is this many times as large.
 COARSE_ROWS_PER_EXPERT = 16
 LEVEL_RATIO = 8
+# When so few rows are left with a choice, the next sample may be the whole.
+FEW_WITH_A_CHOICE = 0.2
 # Below this fraction of the spread of offers, differences are rounding in float32.
 LEAST_MU = 1e-5
 # How a refinement can fail: demand could not be met; or prices moved so far that other candidates count.
@@ -56,22 +59,21 @@ STEP = 4.0
 SETTLED = 8.0
 # Rows with a choice for each that has to move.
 ROWS_TO_CHOOSE = 48
-# How often rows get choices that they turn out to need; where they are shut in, so many for each row that must leave.
+# How often rows get choices that they turn out to need (`_amend.py`).
 MOST_ROUNDS = 16
-DOORS = 4
 # A gap of this much of the value, or of the largest score assigned, is rounding. Ten times stricter than promised.
 ENOUGH = 1e-10
 
 
 @jit
-def radius_fraction(rows: int, k: int) -> float:
+def radius_fraction(rows: int, k: int, ratio: int) -> float:
     """The part of the rows that have a second offer within the radius of their best, see `sampling_radius`."""
-    return min(0.5, 2.0 * np.sqrt(k * LEVEL_RATIO / rows))
+    return min(0.5, 2.0 * np.sqrt(k * ratio / rows))
 
 
 @jit
-def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int) -> float:
-    """How far prices from a sample an eighth of the size may be off.
+def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int, ratio: int) -> float:
+    """How far prices may be off that come from one in `ratio` of every `stride`-th row.
 
     With m rows, counts are known to about sqrt(m/k), so prices to about sqrt(k/m) divided by the density of near-ties;
     measured in rows instead of prices that is a fraction of about sqrt(k/m). So the radius is a quantile of the gap
@@ -79,7 +81,7 @@ def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int) ->
     """
     n, k = scores.shape
     leads = sorted_leads(scores, mask, max(stride, n // 256), prices)
-    return quantile(leads, radius_fraction(max(1, n // stride), k))
+    return quantile(leads, radius_fraction(max(1, n // stride), k, ratio))
 
 
 @jit
@@ -112,6 +114,23 @@ def coarse_stride(n: int, k: int) -> int:
 
 
 @jit
+def last_stride(n: int, k: int) -> int:
+    """How many rows apart those of the last sample are: enough of them that few rows need a choice, or a quarter."""
+    stride = coarse_stride(n, k)
+    while stride >= 4 * LEVEL_RATIO and radius_fraction(n, k, stride) > FEW_WITH_A_CHOICE:
+        stride //= LEVEL_RATIO
+    return stride
+
+
+@jit
+def last_radius(scores: Scores, mask: Flags, prices: Floats) -> float:
+    """How far the prices of `coarse_prices` may be off; those of its first sample were checked by another."""
+    n, k = scores.shape
+    last = last_stride(n, k)
+    return sampling_radius(scores, mask, prices, 1, last if last < coarse_stride(n, k) else LEVEL_RATIO)
+
+
+@jit
 def coarse_prices(
     scores: Scores, mask: Flags, target: Floats, slack: bool, spread: float, prices: Floats, z: Ints
 ) -> float:
@@ -125,13 +144,13 @@ def coarse_prices(
     if held_out(scores, mask, stride, target, slack, prices) > 0.5 * np.sqrt(k * (n / stride)):
         mu = follow(scores, mask, stride, target, slack, prices, spread / 4, LEAST_MU * spread)
         # Rows choose by gaps that the sample's prices are too coarse for; or the sample is tied down to a small mu.
-        if sampling_radius(scores, mask, prices, 1) < mu / 2 or mu < spread / 512:
+        if sampling_radius(scores, mask, prices, 1, LEVEL_RATIO) < mu / 2 or mu < spread / 512:
             return mu
-    stride //= LEVEL_RATIO
-    while stride >= 4:
+    while stride > last_stride(n, k):
+        stride //= LEVEL_RATIO
         choices = room_for_choices(scores, n // stride + 1)
         goal = 0.25 * np.sqrt(k * (n / stride))  # counts of a sample are not known better than this
-        radius = sampling_radius(scores, mask, prices, stride)
+        radius = sampling_radius(scores, mask, prices, stride, LEVEL_RATIO)
         before = prices.copy()
         settled = np.zeros(k)
         m, _ = collect(scores, mask, prices, radius, 0, n, stride, choices, 0, settled, z)
@@ -140,7 +159,6 @@ def coarse_prices(
         )
         if excess == LOST:
             prices[:] = before
-        stride //= LEVEL_RATIO
     return 0.0
 
 
@@ -232,122 +250,6 @@ def shift_listed_groups(
 
 
 @jit
-def reinstate(
-    scores: Scores, mask: Flags, prices: Floats, radius: float, wrong: Ints, choices: Choices, settled: Floats, z: Ints
-) -> Choices:
-    """Gives the rows that found a better offer elsewhere their choice back."""
-    is_wrong = np.zeros(scores.shape[0], np.bool_)
-    for i in wrong:
-        is_wrong[i] = True
-        settled[z[i]] -= 1
-    more = room_for_choices(scores, choices.rows.shape[0] + wrong.shape[0])
-    m = 0
-    for a in range(choices.rows.shape[0]):
-        i = choices.rows[a]
-        if is_wrong[i]:
-            settled[z[i]] += 1  # it had a choice before, so it was never settled
-        else:
-            more.rows[m] = i
-            more.cols[m], more.vals[m], more.width[m] = choices.cols[a], choices.vals[a], choices.width[a]
-            m += 1
-    for i in wrong:
-        m += collect(scores, mask, prices, radius, i, i + 1, 1, more, m, settled, z)[0]
-    return first(more, m)
-
-
-@jit
-def ways_out(scores: Scores, z: Ints, prices: Floats, distance: Floats) -> Floats:
-    """What it costs the overfull expert to send each row away from those that chains reach; +inf for other rows."""
-    n, k = scores.shape
-    outside, costs = prices.copy(), np.full(n, np.inf)
-    for j in range(k):
-        if distance[j] < np.inf:
-            outside[j] = np.inf
-    for i in range(n):
-        if z[i] >= 0 and distance[z[i]] < np.inf:
-            offer = exact_best_offer(scores[i], outside)
-            if offer > -np.inf:
-                costs[i] = distance[z[i]] + np.float64(scores[i, z[i]]) - prices[z[i]] - offer
-    return costs
-
-
-@jit
-def open_doors(
-    scores: Scores, capacity: Counts, prices: Floats, distance: Floats, choices: Choices, settled: Floats, z: Ints
-) -> tuple[Choices, int]:
-    """Gives rows that are shut in with an overfull expert candidates outside: those for which it costs least.
-
-    Experts that share no rows with others are a room without a door: no chain of moves among the candidates leads out,
-    and none can be found by changing prices inside. So the rows are asked what they would lose by leaving.
-
-    Args:
-        scores: [n, k].
-        capacity: [k].
-        prices: [k].
-        distance: [k] of each expert from the overfull one, as `exact_flow` left it.
-        choices: the rows with a choice.
-        settled: [k] the rows without.
-        z: [n] where all of them are.
-
-    Returns:
-        The rows with a choice, and how many candidates are new: 0 if no row may leave.
-    """
-    n, k = scores.shape
-    costs = ways_out(scores, z, prices, distance)
-    inside = distance < np.inf
-    loads = np.zeros(k, np.int64)
-    for i in range(n):
-        if z[i] >= 0:
-            loads[z[i]] += 1
-    excess = 0
-    for j in range(k):
-        excess += max(0, loads[j] - capacity[j]) if inside[j] else 0
-    finite = np.sort(costs[costs < np.inf])
-    if finite.shape[0] == 0:
-        return choices, 0
-    most = finite[min(finite.shape[0] - 1, DOORS * (excess + DOORS))]
-    listed, opened = choices.rows.shape[0], 0
-    more = room_for_choices(scores, listed + np.sum(costs <= most))
-    for a in range(listed):
-        i, width = choices.rows[a], choices.width[a]
-        more.rows[a], more.cols[a], more.vals[a], more.width[a] = i, choices.cols[a], choices.vals[a], width
-        if costs[i] <= most:
-            add_door(scores, i, inside, prices, z[i], more, a)
-            opened += 1
-            costs[i] = np.inf
-    for i in range(n):
-        if costs[i] <= most:
-            more.rows[listed], more.width[listed] = i, 1
-            more.cols[listed, 0], more.vals[listed, 0] = z[i], scores[i, z[i]]
-            settled[z[i]] -= 1
-            add_door(scores, i, inside, prices, z[i], more, listed)
-            opened += 1
-            listed += 1
-    return first(more, listed), opened
-
-
-@jit
-def add_door(scores: Scores, i: int, inside: Flags, prices: Floats, own: int, choices: Choices, a: int) -> None:
-    """Lists the expert outside that offers row i most; in place of its worst candidate if there is no room."""
-    cols, vals, width = choices.cols, choices.vals, choices.width
-    best, door = -np.inf, -1
-    for j in range(prices.shape[0]):
-        offer = np.float64(scores[i, j]) - prices[j]
-        if not inside[j] and offer > best:
-            best, door = offer, j
-    position = width[a]
-    if position == cols.shape[1]:
-        worst = np.inf
-        for w in range(cols.shape[1]):
-            offer = np.float64(vals[a, w]) - prices[cols[a, w]]
-            if cols[a, w] != own and offer < worst:
-                worst, position = offer, w
-    else:
-        width[a] += 1
-    cols[a, position], vals[a, position] = door, scores[i, door]
-
-
-@jit
 def goal_of(k: int) -> float:
     """So few rows to move that chains of moves take less time than another step."""
     return k / 2
@@ -383,7 +285,7 @@ def solve_usual(
         mu = coarse_prices(scores, mask, target, slack, scale, prices, z)
         if mu > 0:
             return False, 0.0, 0.0, mu
-    radius = scale if warm else sampling_radius(scores, mask, prices, 1)
+    radius = scale if warm else last_radius(scores, mask, prices)
     room, settled, wrong = room_for_choices(scores, n), np.zeros(k), np.empty(n, np.int32)
     choices, excess = first(room, 0), DRIFTED
     for _ in range(2):
@@ -492,7 +394,7 @@ def prepare(scores: Scores, mask: Flags, capacity: Counts, warm: bool, prices: F
     leads = sorted_leads(scores, mask, max(1, n // 256), prices)
     if slots == 0:
         shrink_to_noise(leads, n, prices)
-    return slots > 0, quantile(leads, radius_fraction(n, k))
+    return slots > 0, quantile(leads, radius_fraction(n, k, LEVEL_RATIO))
 
 
 @jit
