@@ -161,7 +161,7 @@ def test_refining_leaves_few_rows_to_move(seed: int, slack: bool, offset: float)
     narrowed, excess, mu = _solve.refine(choices, settled, target, slack, 1, radius, radius / 4, k / 2, prices, z)
     counts = np.bincount((scores - prices).argmax(1), minlength=k)
     assert excess <= k / 2
-    assert np.maximum(counts - target, 0).sum() == pytest.approx(excess, abs=8)  # rows that want what is not listed
+    assert np.maximum(counts - target, 0).sum() == pytest.approx(excess)
     assert 0 < len(narrowed.rows) < listed
     for a in range(len(narrowed.rows)):  # and those are nearly indifferent
         offers = np.sort(narrowed.vals[a, : narrowed.width[a]] - prices[narrowed.cols[a, : narrowed.width[a]]])
@@ -183,7 +183,7 @@ def test_prices_that_leave_their_candidates_behind_are_reported() -> None:
     mask, prices = np.ones(n, np.bool_), np.zeros(k)
     choices, settled, z = collected(scores, mask, prices, 0.2)
     _, excess, _ = _solve.refine(choices, settled, np.full(k, n / k), False, 1, 0.2, 0.05, k / 2, prices, z)
-    assert excess in (_solve.DRIFTED, _solve.LOST)
+    assert excess == _solve.DRIFTED
 
 
 def test_differences_count_only_between_experts_that_share_rows() -> None:

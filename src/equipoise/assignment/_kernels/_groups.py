@@ -6,7 +6,8 @@
 Where rows come in clusters, a cluster fills experts of its own, and at a small mu no row is tied between those and
 others. Demand then says which group is overfull, but its slope is zero: the few rows that will have to leave are far
 from indifferent. How far is no secret, though. Row i's best offers within each group are an assignment problem of their
-own, with a few groups in place of many experts, and a sample of the rows is enough for it: it is solved exactly.
+own, with a few groups in place of many experts. It is solved exactly: from a sample of the rows while mu is large, and
+from all of them where nothing but the groups keeps counts from balance.
 
 Legend: m rows, k experts, g groups. An expert whose price is +inf is closed and in no group (-1).
 """
