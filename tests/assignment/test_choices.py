@@ -155,7 +155,7 @@ def test_refining_leaves_few_rows_to_move(seed: int, slack: bool, offset: float)
     n, k = 16384, 64
     scores = draw_scores("gumbel", n, k, seed).numpy() + np.float32(offset)
     target, prices, mask = np.full(k, 1.02 * n / k if slack else n / k), np.zeros(k), np.ones(n, np.bool_)
-    radius = _solve.last_radius(scores, mask, prices)
+    radius = _solve.sampling_radius(scores, mask, prices, 1, 1.0)
     choices, settled, z = collected(scores, mask, prices, radius)
     listed = len(choices.rows)
     narrowed, excess, mu = _solve.refine(choices, settled, target, slack, 1, radius, radius / 4, k / 2, prices, z)
@@ -166,14 +166,6 @@ def test_refining_leaves_few_rows_to_move(seed: int, slack: bool, offset: float)
     for a in range(len(narrowed.rows)):  # and those are nearly indifferent
         offers = np.sort(narrowed.vals[a, : narrowed.width[a]] - prices[narrowed.cols[a, : narrowed.width[a]]])
         assert offers[-1] - offers[-2] <= _solve.SETTLED * mu
-
-
-@pytest.mark.parametrize(
-    ("n", "strides"), [(4096, [4]), (16384, [16]), (65536, [64, 8]), (262144, [256, 32]), (2**20, [1024, 128])]
-)
-def test_one_more_sample_where_the_first_tells_too_little(n: int, strides: list[int]) -> None:
-    assert _solve.coarse_stride(n, 64) == strides[0]
-    assert _solve.last_stride(n, 64) == strides[-1]
 
 
 def test_prices_that_leave_their_candidates_behind_are_reported() -> None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 import equipoise as eq
 from equipoise.assignment import _primal_dual
-from equipoise.assignment._kernels import _descent, _smoothing, _solve
+from equipoise.assignment._kernels import _descent, _smoothing
 from equipoise.experiments.bench._families import draw_scores
 
 Floats = NDArray[np.float64]
@@ -133,17 +133,3 @@ def test_an_illegal_score_among_ties_is_named() -> None:
     scores[12345, 3] = float("nan")
     with pytest.raises(ValueError, match="12345"):
         eq.assign(scores)
-
-
-def test_a_warm_start_forgets_noise_and_keeps_bias() -> None:
-    n, bias = 4096, torch.linspace(0.0, 3.0, 32)
-    logits = draw_scores("gumbel", n, 32, 0)
-    mask = np.ones(n, np.bool_)
-    noise = eq.assign(draw_scores("gumbel", 4096, 32, 1)).prices.numpy()
-    shrunk = noise.copy()
-    _solve.shrink_to_noise(_smoothing.sorted_leads(logits.numpy(), mask, 16, noise), n, shrunk)
-    assert shrunk.std() < 0.5 * noise.std()
-    biased = eq.assign(draw_scores("gumbel", 4096, 32, 1) + bias).prices.numpy()
-    shrunk = biased.copy()
-    _solve.shrink_to_noise(_smoothing.sorted_leads((logits + bias).numpy(), mask, 16, biased), n, shrunk)
-    np.testing.assert_allclose(shrunk - shrunk.mean(), biased - biased.mean(), rtol=0.05)

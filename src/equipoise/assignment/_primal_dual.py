@@ -68,7 +68,7 @@ def primal_dual(
     s = np.ascontiguousarray(scores.numpy()).reshape(b, n, k)
     c = np.ascontiguousarray(capacity.numpy()).reshape(b, k)
     rows = np.ones((b, n), np.bool_) if mask is None else mask.numpy().reshape(b, n).copy()
-    p = np.zeros((b, k)) if prices is None else prices.double().numpy().reshape(b, k).copy()
+    p = np.zeros((b, k)) if prices is None else np.array(prices.numpy(), np.float64).reshape(b, k)
     if not _solve.can_start(c, rows, mask is not None, p):
         check_start(c.reshape(*batch, k), np.asarray(rows.reshape(*batch, n).sum(-1)), p)
     z = np.empty((b, n), np.int32)
@@ -163,11 +163,11 @@ class _Problem:
         """The usual case, in blocks of rows. None where samples are not enough, and the mu they led to, if they did."""
         n, k = self.scores.shape
         target = self.capacity.astype(np.float64)
+        radius = scale
         if not warm and scale > 0:
-            mu = _solve.coarse_prices(self.scores, self.mask, target, slack, scale, self.prices, self.z)
+            radius, mu = _solve.coarse_prices(self.scores, self.mask, target, slack, scale, self.prices, self.z)
             if mu > 0:
                 return None, mu
-        radius = scale if warm else _solve.last_radius(self.scores, self.mask, self.prices)
         choices, settled, excess, _ = self._refine(radius, _solve.FIRST_MU * radius, target, slack, _solve.goal_of(k))
         return _Start(choices, settled, radius, 0.0) if _solve.near_balance(excess, n, k) else None, 0.0
 
@@ -209,9 +209,12 @@ class _Problem:
             spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), self.prices)
             if not spread > 0:
                 return 0.0, True
+            mu = spread / 4
+            _descent.approach(self.scores, self.mask, stride, target, slack, self.prices, mu)
+            mu = _descent.follow(
+                self.scores, self.mask, stride, target, slack, self.prices, mu, _solve.LEAST_MU * spread
+            )
         least = _solve.LEAST_MU * spread
-        if mu == 0:
-            mu = _descent.follow(self.scores, self.mask, stride, target, slack, self.prices, spread / 4, least)
         return _descent.all_prices(self.scores, self.mask, stride, target, slack, self.prices, mu, least)
 
     def _finish_widening(self, start: _Start) -> tuple[float, float, Ints]:

@@ -19,7 +19,7 @@ from equipoise.assignment._kernels._choices import (
     narrow,
     room_for_choices,
 )
-from equipoise.assignment._kernels._descent import follow
+from equipoise.assignment._kernels._descent import approach, follow
 from equipoise.assignment._kernels._flow import exact_flow
 from equipoise.assignment._kernels._groups import shift_groups_apart
 from equipoise.assignment._kernels._pair import solve_pair
@@ -45,6 +45,8 @@ Flags = NDArray[np.bool_]
 # The first sample has this many rows for each expert, every later one is this many times as large.
 COARSE_ROWS_PER_EXPERT = 16
 LEVEL_RATIO = 8
+# The part of the rows that tells how far prices are off.
+NEAR = 0.25
 # When so few rows are left with a choice, the next sample may be the whole.
 FEW_WITH_A_CHOICE = 0.2
 # Below this fraction of the spread of offers, differences are rounding in float32.
@@ -66,33 +68,65 @@ ENOUGH = 1e-10
 
 
 @jit
-def radius_fraction(rows: int, k: int, ratio: int) -> float:
-    """The part of the rows that have a second offer within the radius of their best, see `sampling_radius`."""
-    return min(0.5, 2.0 * np.sqrt(k * ratio / rows))
-
-
-@jit
-def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int, ratio: int) -> float:
-    """How far prices may be off that come from one in `ratio` of every `stride`-th row.
-
-    With m rows, counts are known to about sqrt(m/k), so prices to about sqrt(k/m) divided by the density of near-ties;
-    measured in rows instead of prices that is a fraction of about sqrt(k/m). So the radius is a quantile of the gap
-    between a row's two best offers, which makes it right for scores of any scale.
-    """
+def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int, variance: float) -> float:
+    """How far prices may be off; `variance`: of their error, in units of what every `stride`-th row leaves unknown."""
     n, k = scores.shape
-    leads = sorted_leads(scores, mask, max(stride, n // 256), prices)
-    return quantile(leads, radius_fraction(max(1, n // stride), k, ratio))
+    fraction = radius_fraction(max(1, n // stride), k, variance)
+    return radius_of(sorted_leads(scores, mask, max(stride, leads_stride(n, fraction)), prices), fraction)
 
 
 @jit
-def shrink_to_noise(leads: Floats, n: int, prices: Floats) -> None:
+def radius_of(leads: Floats, fraction: float) -> float:
+    """How far prices move where an expert gains or loses a fraction of its rows.
+
+    As far as these rows' best offers are ahead of their second ones, so that it is right for scores of any scale. Of
+    larger fractions it is estimated from the quarter that is nearest to a tie, and never so far that more than half of
+    the rows are concerned.
+    """
+    near = min(NEAR, fraction)
+    return min(quantile(leads, 0.5), quantile(leads, near) * (fraction / near))
+
+
+@jit
+def leads_stride(n: int, fraction: float) -> int:
+    """How many rows apart those are that tell a radius, to about one part in eight."""
+    return max(1, n // min(1024, int(64 / min(NEAR, fraction))))
+
+
+@jit
+def radius_fraction(rows: int, k: int, variance: float) -> float:
+    """How far prices may be off, in rows of an expert.
+
+    With m rows, counts are known to about sqrt(m/k), a fraction sqrt(k/m) of an expert's rows. Between the experts that
+    are furthest off to either side there are about 2 sqrt(2 log k) standard deviations.
+    """
+    return np.sqrt(8.0 * np.log(k) * variance * k / rows)
+
+
+@jit
+def error_variance(ratio: int, found: bool) -> float:
+    """The variance of the error of prices that one row in `ratio` led to, in units of what all rows leave unknown.
+
+    Those rows are among all of them, and the smoothing has a part of its own even if they are all. Prices that were not
+    `found` on the rows, but agree with them, contain none of their noise, only what may have gone unnoticed in it.
+    """
+    return max(1.0, ratio - 1.0) if found else 1.0 + ratio / 64
+
+
+@jit
+def shrink_to_noise(noise: float, prices: Floats) -> float:
     """Takes out of an earlier draw's prices what was that draw's own noise (James and Stein, 1961).
 
-    Prices of n rows are known to about the quantile sqrt(k/n) of the gap between a row's two best offers, see
-    `sampling_radius`. Where they vary no more than that, equal prices are the better start for another draw.
+    Where they vary no more than that, equal prices are the better start for another draw.
+
+    Args:
+        noise: its standard deviation.
+        prices: [k], changed.
+
+    Returns:
+        What is kept of the differences between prices, from 0 to 1.
     """
     k = prices.shape[0]
-    noise = quantile(leads, min(0.5, np.sqrt(k / n)))
     mean, experts, total = 0.0, 0, 0.0
     for j in range(k):
         if prices[j] < np.inf:
@@ -105,6 +139,7 @@ def shrink_to_noise(leads: Floats, n: int, prices: Floats) -> None:
     for j in range(k):
         if prices[j] < np.inf:
             prices[j] = mean + kept * (prices[j] - mean)
+    return kept
 
 
 @jit
@@ -114,52 +149,60 @@ def coarse_stride(n: int, k: int) -> int:
 
 
 @jit
-def last_stride(n: int, k: int) -> int:
-    """How many rows apart those of the last sample are: enough of them that few rows need a choice, or a quarter."""
-    stride = coarse_stride(n, k)
-    while stride >= 4 * LEVEL_RATIO and radius_fraction(n, k, stride) > FEW_WITH_A_CHOICE:
-        stride //= LEVEL_RATIO
-    return stride
-
-
-@jit
-def last_radius(scores: Scores, mask: Flags, prices: Floats) -> float:
-    """How far the prices of `coarse_prices` may be off; those of its first sample were checked by another."""
-    n, k = scores.shape
-    last = last_stride(n, k)
-    return sampling_radius(scores, mask, prices, 1, last if last < coarse_stride(n, k) else LEVEL_RATIO)
-
-
-@jit
 def coarse_prices(
     scores: Scores, mask: Flags, target: Floats, slack: bool, spread: float, prices: Floats, z: Ints
-) -> float:
+) -> tuple[float, float]:
     """Prices from samples of the rows, each larger than the one before, all smaller than the whole.
 
+    A sample in which prices are right but for chance has nothing to teach: its own would only be further off.
+
     Returns:
-        0; or where the first sample is not enough for lists of candidates, the mu down to which it could be followed.
+        The radius for candidates of all rows, and 0; or where the first sample is not enough for lists of candidates, 0
+        and the mu down to which it could be followed.
     """
     n, k = scores.shape
-    stride = coarse_stride(n, k)
-    if held_out(scores, mask, stride, target, slack, prices) > 0.5 * np.sqrt(k * (n / stride)):
-        mu = follow(scores, mask, stride, target, slack, prices, spread / 4, LEAST_MU * spread)
-        # Rows choose by gaps that the sample's prices are too coarse for; or the sample is tied down to a small mu.
-        if sampling_radius(scores, mask, prices, 1, LEVEL_RATIO) < mu / 2 or mu < spread / 512:
-            return mu
-    while stride > last_stride(n, k):
-        stride //= LEVEL_RATIO
-        choices = room_for_choices(scores, n // stride + 1)
-        goal = 0.25 * np.sqrt(k * (n / stride))  # counts of a sample are not known better than this
-        radius = sampling_radius(scores, mask, prices, stride, LEVEL_RATIO)
-        before = prices.copy()
-        settled = np.zeros(k)
-        m, _ = collect(scores, mask, prices, radius, 0, n, stride, choices, 0, settled, z)
-        _, excess, _ = refine(
-            first(choices, m), settled, target, slack, stride, radius, FIRST_MU * radius, goal, prices, z
-        )
-        if excess == LOST:
-            prices[:] = before
-    return 0.0
+    stride, mu = coarse_stride(n, k), spread / 4
+    found = not agrees(scores, mask, stride, target, slack, prices)
+    if found:
+        approach(scores, mask, stride, target, slack, prices, mu)
+        mu = follow(scores, mask, stride, target, slack, prices, mu, LEAST_MU * spread)
+    finer = next_stride(n, k, stride, found)
+    radius = sampling_radius(scores, mask, prices, finer, error_variance(stride // finer, found))
+    # Rows choose by gaps that the sample's prices are too coarse for; or the sample is tied down to a small mu.
+    if found and (radius < 0.75 * mu or mu < spread / 512):
+        return 0.0, mu
+    while finer > 1:
+        stride = finer
+        found = not agrees(scores, mask, stride, target, slack, prices)
+        if found:
+            choices, settled, before = room_for_choices(scores, n // stride + 1), np.zeros(k), prices.copy()
+            goal = 0.25 * np.sqrt(k * (n / stride))  # counts of a sample are not known better than this
+            m, _ = collect(scores, mask, prices, radius, 0, n, stride, choices, 0, settled, z)
+            _, excess, _ = refine(
+                first(choices, m), settled, target, slack, stride, radius, FIRST_MU * radius, goal, prices, z
+            )
+            if excess == LOST:
+                prices[:] = before
+        finer = next_stride(n, k, stride, found)
+        radius = sampling_radius(scores, mask, prices, finer, error_variance(stride // finer, found))
+    return radius, 0.0
+
+
+@jit
+def next_stride(n: int, k: int, stride: int, found: bool) -> int:
+    """How many rows apart those of the next sample are; 1: all of them are next, of which few will need a choice."""
+    last = stride < 4 * LEVEL_RATIO or radius_fraction(n, k, error_variance(stride, found)) <= FEW_WITH_A_CHOICE
+    return 1 if last else stride // LEVEL_RATIO
+
+
+@jit
+def agrees(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats) -> bool:
+    """Whether every `stride`-th row is as balanced at these prices as chance allows.
+
+    An expert's count among m rows varies by sqrt(m/k), so at the right prices about 0.4 sqrt(m k) are out of place.
+    """
+    rows = mask[stride // 2 :: stride].sum()
+    return held_out(scores, mask, stride, target, slack, prices) <= 0.5 * np.sqrt(prices.shape[0] * rows)
 
 
 @jit
@@ -281,11 +324,11 @@ def solve_usual(
     """
     n, k = scores.shape
     target = capacity.astype(np.float64)
+    radius = scale
     if not warm and scale > 0:
-        mu = coarse_prices(scores, mask, target, slack, scale, prices, z)
+        radius, mu = coarse_prices(scores, mask, target, slack, scale, prices, z)
         if mu > 0:
             return False, 0.0, 0.0, mu
-    radius = scale if warm else last_radius(scores, mask, prices)
     room, settled, wrong = room_for_choices(scores, n), np.zeros(k), np.empty(n, np.int32)
     choices, excess = first(room, 0), DRIFTED
     for _ in range(2):
@@ -391,10 +434,11 @@ def prepare(scores: Scores, mask: Flags, capacity: Counts, warm: bool, prices: F
     if not warm:
         return slots > 0, mean_spread(scores, mask, max(1, scores.shape[0] // 64), prices)
     n, k = scores.shape
-    leads = sorted_leads(scores, mask, max(1, n // 256), prices)
-    if slots == 0:
-        shrink_to_noise(leads, n, prices)
-    return slots > 0, quantile(leads, radius_fraction(n, k, LEVEL_RATIO))
+    fraction = radius_fraction(n, k, 1.0)
+    leads = sorted_leads(scores, mask, leads_stride(n, fraction), prices)
+    noise = radius_of(leads, np.sqrt(k / n))
+    kept = shrink_to_noise(noise, prices) if slots == 0 else 1.0  # with slack, a price of 0 is not like others
+    return slots > 0, radius_of(leads, radius_fraction(n, k, 1.0 + kept))  # the other draw's noise, and what is left
 
 
 @jit

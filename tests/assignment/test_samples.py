@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What samples of the rows say about prices: whether to believe it, how far it may be off, that it saves passes."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.assignment import _primal_dual
+from equipoise.assignment._kernels import _descent, _smoothing, _solve
+from equipoise.experiments.bench._families import draw_scores
+
+
+def test_rows_agree_with_the_right_prices_and_with_no_others() -> None:
+    n, k, stride = 4096, 32, 4
+    target, mask = np.full(k, n / k), np.ones(n, np.bool_)
+    wrong = np.where(np.arange(k) < k // 2, 0.8, 0.0)  # off by twice what 1,024 rows can tell
+    agreed = Counter[str]()
+    for seed in range(20):
+        scores = draw_scores("gumbel", n, k, seed).numpy()
+        agreed["right"] += _solve.agrees(scores, mask, stride, target, False, np.zeros(k))
+        agreed["wrong"] += _solve.agrees(scores, mask, stride, target, False, wrong)
+    assert agreed["right"] >= 15
+    assert agreed["wrong"] == 0
+
+
+def test_chance_is_that_of_the_rows_that_are_there() -> None:
+    """Padding in most places: what would be chance among all rows is not among few."""
+    n, k, stride = 16384, 16, 4
+    scores = draw_scores("gumbel", n, k, 0).numpy()
+    mask, prices = np.arange(n) < n // 16, np.where(np.arange(k) < k // 2, 0.5, 0.0)
+    target = np.full(k, n / 16 / k)
+    counts = np.bincount((scores - prices)[stride // 2 : n // 16 : stride].argmax(1), minlength=k)
+    missed = np.maximum(counts - counts.sum() / k, 0).sum()
+    assert 0.5 * np.sqrt(k * counts.sum()) < missed < 0.5 * np.sqrt(k * n / stride)
+    assert not _solve.agrees(scores, mask, stride, target, False, prices)
+
+
+@pytest.mark.parametrize(
+    ("n", "found", "strides"),
+    [
+        (4096, True, [4]),
+        (16384, True, [16]),
+        (65536, False, [64, 8]),
+        (65536, True, [64, 8]),
+        (262144, False, [256, 32]),
+        (262144, True, [256, 32, 4]),
+        (2**20, True, [1024, 128, 16]),
+    ],
+)
+def test_more_samples_where_one_tells_too_little(n: int, found: bool, strides: list[int]) -> None:
+    stride, taken = _solve.coarse_stride(n, 64), list[int]()
+    while stride > 1:
+        taken.append(stride)
+        stride = _solve.next_stride(n, 64, stride, found)
+    assert taken == strides
+
+
+def test_a_radius_is_a_quantile_of_leads() -> None:
+    leads = np.sort(np.random.default_rng(0).exponential(size=1000))
+    assert _solve.radius_of(leads, 0.1) == leads[100]
+    assert _solve.radius_of(leads, 0.4) == pytest.approx(leads[250] * 1.6)
+    assert _solve.radius_of(leads, 5.0) == leads[500]
+    assert _solve.radius_of(1e-30 * leads, 0.4) == pytest.approx(1e-30 * _solve.radius_of(leads, 0.4))
+    assert _solve.radius_of(leads[:0], 0.4) == 0.0
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_end_within_the_radius_of_their_best_offer(seed: int, biased: bool) -> None:
+    n, k = 65536, 16
+    scores = draw_scores("gumbel", n, k, seed) + (torch.linspace(0.0, 3.0, k) if biased else 0.0)
+    mask, target, z = np.ones(n, np.bool_), np.full(k, n / k), np.empty(n, np.int32)
+    prices = np.zeros(k)
+    spread = _smoothing.mean_spread(scores.numpy(), mask, 1024, prices)
+    radius, mu = _solve.coarse_prices(scores.numpy(), mask, target, False, spread, prices, z)
+    assert mu == 0
+    offers = scores.numpy() - prices
+    best = np.sort(offers, 1)[:, -2:]
+    chosen = np.take_along_axis(offers, eq.assign(scores).z.numpy()[:, None], 1)[:, 0]
+    assert np.mean(chosen < best[:, 1] - radius) < 1e-4
+    assert np.mean(best[:, 1] - best[:, 0] < radius) < 0.3  # and it is not simply large
+
+
+def test_one_of_sinkhorns_steps() -> None:
+    """Rows that are all alike: their softmax is known, and a step makes them indifferent."""
+    value = np.array([0.0, 0.5, 2.0, 1.0, 9.0])
+    scores, prices = np.tile(value, (64, 1)), np.array([0.0, 0.0, 0.0, np.inf, np.inf])
+    target = np.array([16.0, 32.0, 16.0, 0.0, 0.0])
+    _descent.approach(scores, np.ones(64, np.bool_), 2, target, False, prices, 1.0)
+    expected = value + np.log([4.0, 2.0, 4.0, 1.0, 1.0])
+    np.testing.assert_allclose(prices[:3], (expected - expected[:3].min())[:3], atol=0.02)  # as the exponential
+    assert np.all(prices[3:] == np.inf)
+
+
+def test_a_warm_start_forgets_noise_and_keeps_bias() -> None:
+    n, k, bias = 4096, 32, torch.linspace(0.0, 3.0, 32)
+    logits, mask = draw_scores("gumbel", n, k, 0), np.ones(n, np.bool_)
+
+    def shrink(scores: torch.Tensor, earlier: torch.Tensor) -> tuple[float, float]:
+        prices = earlier.numpy().copy()
+        leads = _smoothing.sorted_leads(scores.numpy(), mask, 16, prices)
+        return _solve.shrink_to_noise(_solve.radius_of(leads, np.sqrt(k / n)), prices), np.std(prices)
+
+    noise = eq.assign(draw_scores("gumbel", n, k, 1)).prices
+    kept, deviation = shrink(logits, noise)
+    assert deviation == pytest.approx(kept * float(noise.std(correction=0)))
+    assert kept < 0.5
+    kept, _ = shrink(logits + bias, eq.assign(draw_scores("gumbel", n, k, 1) + bias).prices)
+    assert 0.95 < kept < 1.0
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_large_matrix_is_read_twice(warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once to list candidates, once for the proof: more would mean that lists were too short or prices moved away.
+
+    One matrix in four may lack a candidate that it needs, and is priced again.
+    """
+    n, k = 65536, 64
+    read = Counter[str]()
+
+    def count_rows(module: Any, name: str, start: int) -> None:
+        kernel = getattr(module, name)
+
+        def call(*arguments: Any) -> Any:
+            read[name] += arguments[start + 1] - arguments[start]
+            return kernel(*arguments)
+
+        monkeypatch.setattr(module, name, call)
+
+    earlier = [eq.assign(draw_scores("gumbel", n, k, seed + 100)).prices if warm else None for seed in range(4)]
+    count_rows(_primal_dual._choices, "collect", 4)
+    count_rows(_primal_dual._pricing, "price_rows", 3)
+    for seed in range(4):
+        eq.assign(draw_scores("gumbel", n, k, seed), prices=earlier[seed])
+    assert read["collect"] == 4 * n
+    assert read["price_rows"] <= 5 * n
