@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from equipoise.experiments import _timing
-from equipoise.experiments._timing import best_of, best_of_each, num_threads
+from equipoise.experiments._timing import best_in_turns, best_of, best_of_each, num_threads
 
 
 class Clock:
@@ -64,6 +64,13 @@ def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     best = best_of_each({"a": make("a", 1.0), "b": make("b", 2.0)}, repeats=2)
     assert best == pytest.approx({"a": 1.0, "b": 2.0})
     assert order == ["a", "b"] * 3
+
+
+def test_a_slow_call_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    timings = best_in_turns({"slow": clock.call(7.0, 6.0), "fast": clock.call(0.5, 0.4, 0.3)}, 3, budget=5.0)
+    assert (timings["slow"].seconds, timings["slow"].repeats) == (6.0, 2)
+    assert (timings["fast"].seconds, timings["fast"].repeats) == (pytest.approx(0.3), 3)
 
 
 def test_collector_is_restored() -> None:

@@ -50,40 +50,66 @@ def best_of(call: Callable[[], Any], repeats: int, *, budget: float) -> Timing:
         >>> best_of(lambda: 3, repeats=2, budget=1.0).result
         3
     """
-    with _no_collection():
-        first, result = _mean_seconds(call, 1)
-        if first > budget:
-            second, result = _mean_seconds(call, 1)
-            first = min(first, second)
-        if first > budget:
-            return Timing(seconds=first, repeats=2, result=result)
-        loops = max(1, math.ceil(_REPETITION_SECONDS / max(first, 1e-9)))
-        best, done, spent = math.inf, 0, 0.0
-        while done < repeats and (done == 0 or spent < _PATIENCE * budget):
-            seconds, result = _mean_seconds(call, loops)
-            best, done, spent = min(best, seconds), done + 1, spent + loops * seconds
-    return Timing(seconds=best, repeats=done, result=result)
+    return best_in_turns({"call": call}, repeats, budget=budget)["call"]
 
 
-def best_of_each(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Times calls that are to be compared closely: they take turns, so that drift of the machine meets all alike.
+def best_in_turns(calls: dict[str, Callable[[], Any]], repeats: int, *, budget: float) -> dict[str, Timing]:
+    """Times calls that are to be compared: as `best_of`, but they take turns, so that drift of the machine meets all.
 
     Args:
         calls: what to time, by name.
         repeats: rounds; in each, every call is repeated for at least 20 ms.
+        budget: seconds that a call may take to be in every round.
 
     Returns:
-        The best time of each, in seconds.
+        The best time of each.
+
+    Example:
+        >>> [timing.result for timing in best_in_turns({"a": lambda: 1, "b": lambda: 2}, 1, budget=1.0).values()]
+        [1, 2]
+    """
+    with _no_collection():
+        runs = {name: _Run(call, budget) for name, call in calls.items()}
+        for _ in range(repeats):
+            for run in runs.values():
+                run.repeat()
+    return {name: Timing(seconds=run.best, repeats=run.done, result=run.result) for name, run in runs.items()}
+
+
+class _Run:
+    """One call on its way to a best time."""
+
+    def __init__(self, call: Callable[[], Any], budget: float) -> None:
+        self.call, self.patience = call, _PATIENCE * budget
+        self.best, self.done, self.spent = math.inf, 0, 0.0
+        first, self.result = _mean_seconds(call, 1)
+        if first > budget:
+            second, self.result = _mean_seconds(call, 1)
+            first = min(first, second)
+        if first > budget:
+            self.best, self.done, self.patience = first, 2, 0.0
+        self.loops = max(1, math.ceil(_REPETITION_SECONDS / max(first, 1e-9)))
+
+    def repeat(self) -> None:
+        """Makes one repetition, if time is left."""
+        if self.done and self.spent >= self.patience:
+            return
+        seconds, self.result = _mean_seconds(self.call, self.loops)
+        self.best, self.done, self.spent = min(self.best, seconds), self.done + 1, self.spent + self.loops * seconds
+
+
+def best_of_each(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """The best time of each of several calls in turns, in seconds, however long that takes; see `best_in_turns`.
 
     Example:
         >>> sorted(best_of_each({"a": lambda: 1, "b": lambda: 2}, repeats=1))
         ['a', 'b']
     """
-    return {name: min(seconds) for name, seconds in times_of_each(calls, repeats).items()}
+    return {name: timing.seconds for name, timing in best_in_turns(calls, repeats, budget=math.inf).items()}
 
 
 def times_of_each(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """The time of every call in every round, in seconds; see `best_of_each`."""
+    """The time of every call in every round, in seconds, where more than the best of them is wanted."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     with _no_collection():
         first = {name: _mean_seconds(call, 1)[0] for name, call in calls.items()}

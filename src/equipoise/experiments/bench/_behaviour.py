@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps beyond a single cold call: batches, warm starts, threads, memory, start-up."""
+"""Steps beyond a single cold call: growth with the rows, batches, warm starts, threads, memory, start-up."""
 
 import functools
 import os
@@ -17,6 +17,7 @@ from equipoise.experiments.bench._probes import probe_first_call, probe_import, 
 from equipoise.experiments.bench._recipe import AssignBench
 
 _BATCH, _BATCH_ROWS, _BATCH_EXPERTS = 4096, 100, 2
+_GROWTH_ROWS, _GROWTH_EXPERTS = (16384, 262144), 64
 _WARM_SIZES = ((4096, 64), (16384, 64), (65536, 64))
 
 
@@ -47,6 +48,15 @@ def _small_problems(bench: AssignBench) -> Float[Tensor, "batch n k"]:
     """The shape of the paper's experiment: thousands of problems with 100 rows and two experts."""
     flat = draw_scores("gumbel", _BATCH * _BATCH_ROWS, _BATCH_EXPERTS, bench.seed)
     return flat.reshape(_BATCH, _BATCH_ROWS, _BATCH_EXPERTS)
+
+
+def _growth(bench: AssignBench) -> Measurement:
+    scores = {n: draw_scores("gumbel", n, _GROWTH_EXPERTS, bench.seed) for n in _GROWTH_ROWS}
+    calls: dict[str, Callable[[], Any]] = {str(n): functools.partial(eq.assign, scores[n]) for n in _GROWTH_ROWS}
+    with num_threads(bench.threads):
+        seconds = best_of_each(calls, bench.repeats)
+    few, many = (seconds[str(n)] / n for n in _GROWTH_ROWS)
+    return Measurement(repeats=bench.repeats, figures={**seconds, "ratio": many / few})
 
 
 def _batch(bench: AssignBench) -> Measurement:
@@ -124,6 +134,7 @@ def _import(bench: AssignBench) -> Measurement:
 
 
 _MEASURES: Mapping[str, Callable[[AssignBench], Measurement]] = {
+    "growth": _growth,
     "batch": _batch,
     "warm-start": _warm_start,
     "threads": _two_threads,

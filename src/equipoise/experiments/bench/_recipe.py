@@ -50,7 +50,7 @@ class AssignBench:
         return self.family == "gumbel" and self.threads == 1
 
 
-BEHAVIOURS = ("batch", "warm-start", "threads", "memory", "first-call", "import")
+BEHAVIOURS = ("growth", "batch", "warm-start", "threads", "memory", "first-call", "import")
 
 _FULL = AssignBench(
     sizes=(

@@ -25,6 +25,8 @@ import equipoise as eq
 
 Role = Literal["floor", "ours", "peer"]
 
+# The solver that the others are compared with.
+OURS = "primal-dual"
 # Integer costs keep 24 bits of the largest score, the precision of float32.
 _INTEGER_RANGE = 2.0**24
 # POT counts simplex pivots; its default of 1e5 is too few from about 16,384 x 64 on.
@@ -174,7 +176,7 @@ SOLVERS: tuple[Solver, ...] = (
         prepare=_argmax,
     ),
     Solver(
-        name="primal-dual",
+        name=OURS,
         title="equipoise primal-dual",
         short="primal-\ndual",
         role="ours",
