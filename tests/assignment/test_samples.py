@@ -23,7 +23,7 @@ def test_rows_agree_with_the_right_prices_and_with_no_others() -> None:
         scores = draw_scores("gumbel", n, k, seed).numpy()
         agreed["right"] += _solve.agrees(scores, mask, stride, target, False, np.zeros(k))
         agreed["wrong"] += _solve.agrees(scores, mask, stride, target, False, wrong)
-    assert agreed["right"] >= 15
+    assert agreed["right"] >= 19
     assert agreed["wrong"] == 0
 
 
@@ -35,7 +35,7 @@ def test_chance_is_that_of_the_rows_that_are_there() -> None:
     target = np.full(k, n / 16 / k)
     counts = np.bincount((scores - prices)[stride // 2 : n // 16 : stride].argmax(1), minlength=k)
     missed = np.maximum(counts - counts.sum() / k, 0).sum()
-    assert 0.5 * np.sqrt(k * counts.sum()) < missed < 0.5 * np.sqrt(k * n / stride)
+    assert 0.7 * np.sqrt(k * counts.sum()) < missed < 0.5 * np.sqrt(k * n / stride)
     assert not _solve.agrees(scores, mask, stride, target, False, prices)
 
 
@@ -75,8 +75,7 @@ def test_rows_end_within_the_radius_of_their_best_offer(seed: int, biased: bool)
     scores = draw_scores("gumbel", n, k, seed) + (torch.linspace(0.0, 3.0, k) if biased else 0.0)
     mask, target, z = np.ones(n, np.bool_), np.full(k, n / k), np.empty(n, np.int32)
     prices = np.zeros(k)
-    spread = _smoothing.mean_spread(scores.numpy(), mask, 1024, prices)
-    radius, mu = _solve.coarse_prices(scores.numpy(), mask, target, False, spread, prices, z)
+    radius, mu = _solve.coarse_prices(scores.numpy(), mask, target, False, prices, z)
     assert mu == 0
     offers = scores.numpy() - prices
     best = np.sort(offers, 1)[:, -2:]

@@ -135,18 +135,18 @@ class _Problem:
 
     def solve(self, warm: bool) -> tuple[float, float]:
         """Returns the value and the sum of the rows' regrets."""
-        slack, scale = _solve.prepare(self.scores, self.mask, self.capacity, warm, self.prices)
+        slack, radius = _solve.prepare(self.scores, self.mask, self.capacity, warm, self.prices)
         if len(self.z) <= BLOCK_ROWS:
             solved, value, regret, mu = _solve.solve_usual(
-                self.scores, self.mask, self.capacity, slack, warm, scale, self.prices, self.z
+                self.scores, self.mask, self.capacity, slack, warm, radius, self.prices, self.z
             )
             if solved:
                 return value, regret
             start = None
         else:
-            start, mu = self._start_from_samples(slack, warm, scale)
+            start, mu = self._start_from_samples(slack, warm, radius)
         if start is None:
-            radius, tied = self._all_prices(mu, scale, slack)
+            radius, tied = self._all_prices(mu, slack)
             if tied:
                 self._refuse_illegal_rows()
                 value, regret, wrong = self._solve_with_all_choices(slop=radius)
@@ -159,13 +159,12 @@ class _Problem:
             return self.solve(warm=False)
         return value, regret
 
-    def _start_from_samples(self, slack: bool, warm: bool, scale: float) -> tuple[_Start | None, float]:
+    def _start_from_samples(self, slack: bool, warm: bool, radius: float) -> tuple[_Start | None, float]:
         """The usual case, in blocks of rows. None where samples are not enough, and the mu they led to, if they did."""
         n, k = self.scores.shape
         target = self.capacity.astype(np.float64)
-        radius = scale
-        if not warm and scale > 0:
-            radius, mu = _solve.coarse_prices(self.scores, self.mask, target, slack, scale, self.prices, self.z)
+        if not warm:
+            radius, mu = _solve.coarse_prices(self.scores, self.mask, target, slack, self.prices, self.z)
             if mu > 0:
                 return None, mu
         choices, settled, excess, _ = self._refine(radius, _solve.FIRST_MU * radius, target, slack, _solve.goal_of(k))
@@ -194,7 +193,7 @@ class _Problem:
         largest = float(np.max(self.prices, where=np.isfinite(self.prices), initial=0.0))
         return _Start(choices, settled, radius, 1e-12 * (radius + largest))
 
-    def _all_prices(self, mu: float, spread: float, slack: bool) -> tuple[float, bool]:
+    def _all_prices(self, mu: float, slack: bool) -> tuple[float, bool]:
         """Prices from all rows, from those of a sample (where it led to mu) or from none.
 
         Returns:
@@ -202,19 +201,15 @@ class _Problem:
         """
         n, k = self.scores.shape
         target = self.capacity.astype(np.float64)
-        stride = _solve.coarse_stride(n, k)
         if mu == 0:
             self.prices[:] = 0.0
             _solve.close_experts(self.capacity, self.prices)
-            spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), self.prices)
+            mu, spread = _solve.first_prices(self.scores, self.mask, target, slack, self.prices)
             if not spread > 0:
                 return 0.0, True
-            mu = spread / 4
-            _descent.approach(self.scores, self.mask, stride, target, slack, self.prices, mu)
-            mu = _descent.follow(
-                self.scores, self.mask, stride, target, slack, self.prices, mu, _solve.LEAST_MU * spread
-            )
-        least = _solve.LEAST_MU * spread
+        else:
+            spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), self.prices)
+        stride, least = _solve.coarse_stride(n, k), _solve.LEAST_MU * spread
         return _descent.all_prices(self.scores, self.mask, stride, target, slack, self.prices, mu, least)
 
     def _finish_widening(self, start: _Start) -> tuple[float, float, Ints]:
