@@ -69,7 +69,7 @@ def test_operator_is_registered_soundly(
     scores = torch.randn(2, 8, 3, generator=generator).to(dtype)
     mask = torch.tensor([[True] * 8, [True] * 5 + [False] * 3]) if optional else None
     prices = torch.rand(2, 3, generator=generator, dtype=torch.float64) if optional else None
-    capacity = torch.full([2, 3], 3)
+    capacity = torch.full([2, 3], 3) if optional else None
     assert set(
         torch.library.opcheck(torch.ops.equipoise.assign, (scores, capacity, mask, prices, method)).values()
     ) == {"SUCCESS"}

@@ -46,18 +46,18 @@ MOST_DRIFTS = 4
 
 
 def primal_dual(
-    scores: Tensor, capacity: Tensor, mask: Tensor | None, prices: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Solves a batch of assignment problems exactly.
 
     Args:
         scores: float32 or float64 [..., n, k] on the CPU.
-        capacity: int64 [..., k].
+        capacity: int64 [..., k]; or None for ceil(rows that are not masked / k).
         mask: bool [..., n] or None.
         prices: floating [..., k] to start from, or None.
 
     Returns:
-        z and counts, int64, with z = k for masked rows; the mask, of its own; value, prices and gap, float64.
+        z and counts, int64, with z = k for masked rows; capacity and mask, of its own; value, prices and gap, float64.
 
     Raises:
         ValueError: capacities or prices that do not fit; a score is NaN or +inf, or the -inf leave no assignment.
@@ -66,8 +66,13 @@ def primal_dual(
     b = math.prod(batch)
     # In NumPy from here on: reshaping, say, costs a tenth of what it does in torch, and there is a lot of it.
     s = np.ascontiguousarray(scores.numpy()).reshape(b, n, k)
-    c = np.ascontiguousarray(capacity.numpy()).reshape(b, k)
-    rows = np.ones((b, n), np.bool_) if mask is None else mask.numpy().reshape(b, n).copy()
+    rows = np.empty((b, n), np.bool_)
+    rows[:] = True if mask is None else mask.numpy().reshape(b, n)
+    c = np.empty((b, k), np.int64)
+    if capacity is not None:
+        c[:] = capacity.numpy().reshape(b, k)
+    else:
+        c[:] = -(-n // k) if mask is None else -(-rows.sum(1, keepdims=True) // k)
     p = np.zeros((b, k)) if prices is None else np.array(prices.numpy(), np.float64).reshape(b, k)
     if not _solve.can_start(c, rows, mask is not None, p):
         check_start(c.reshape(*batch, k), np.asarray(rows.reshape(*batch, n).sum(-1)), p)
@@ -89,6 +94,7 @@ def primal_dual(
     return (
         torch.from_numpy(z_out.reshape(*batch, n)),
         torch.from_numpy(counts.reshape(*batch, k)),
+        torch.from_numpy(c.reshape(*batch, k)),
         torch.from_numpy(rows.reshape(*batch, n)),
         torch.from_numpy(value.reshape(batch)),
         torch.from_numpy(p.reshape(*batch, k)),
@@ -133,19 +139,24 @@ class _Problem:
     index: int
     parallel: bool
 
+    @property
+    def slack(self) -> bool:
+        """Whether slots will be left."""
+        return bool(self.capacity.sum() > self.mask.sum())
+
     def solve(self, warm: bool) -> tuple[float, float]:
         """Returns the value and the sum of the rows' regrets."""
-        slack, radius = _solve.prepare(self.scores, self.mask, self.capacity, warm, self.prices)
         if len(self.z) <= BLOCK_ROWS:
             solved, value, regret, mu = _solve.solve_usual(
-                self.scores, self.mask, self.capacity, slack, warm, radius, self.prices, self.z
+                self.scores, self.mask, self.capacity, warm, self.prices, self.z
             )
             if solved:
                 return value, regret
             start = None
         else:
-            start, mu = self._start_from_samples(slack, warm, radius)
+            start, mu = self._start_from_samples(warm)
         if start is None:
+            slack = self.slack
             radius, tied = self._all_prices(mu, slack)
             if tied:
                 self._refuse_illegal_rows()
@@ -159,10 +170,11 @@ class _Problem:
             return self.solve(warm=False)
         return value, regret
 
-    def _start_from_samples(self, slack: bool, warm: bool, radius: float) -> tuple[_Start | None, float]:
+    def _start_from_samples(self, warm: bool) -> tuple[_Start | None, float]:
         """The usual case, in blocks of rows. None where samples are not enough, and the mu they led to, if they did."""
         n, k = self.scores.shape
         target = self.capacity.astype(np.float64)
+        slack, radius = _solve.prepare(self.scores, self.mask, self.capacity, warm, self.prices)
         if not warm:
             radius, mu = _solve.coarse_prices(self.scores, self.mask, target, slack, self.prices, self.z)
             if mu > 0:
@@ -207,8 +219,9 @@ class _Problem:
             mu, spread = _solve.first_prices(self.scores, self.mask, target, slack, self.prices)
             if not spread > 0:
                 return 0.0, True
-        else:
-            spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), self.prices)
+        else:  # of scores, not of offers: these differ by next to nothing where all rows are alike
+            equal = np.where(np.isinf(self.prices), np.inf, 0.0)
+            spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), equal)
         stride, least = _solve.coarse_stride(n, k), _solve.LEAST_MU * spread
         return _descent.all_prices(self.scores, self.mask, stride, target, slack, self.prices, mu, least)
 
@@ -233,7 +246,7 @@ class _Problem:
 
     def _return_to(self, prices: Floats) -> None:
         """Takes earlier prices back if they are nearer to balance: a search among too few candidates leads astray."""
-        target, slack = self.capacity.astype(np.float64), bool(self.capacity.sum() > self.mask.sum())
+        target, slack = self.capacity.astype(np.float64), self.slack
         now = _solve.held_out(self.scores, self.mask, 1, target, slack, self.prices)
         if _solve.held_out(self.scores, self.mask, 1, target, slack, prices) < now:
             self.prices[:] = prices

@@ -219,30 +219,35 @@ def mark_candidates(
     start: int,
     stop: int,
     stride: int,
-    chunk: Chunk,
-    z: Ints,
+    marks: NDArray[np.uint64],
 ) -> int:
-    """Marks and counts the candidates of every `stride`-th row, and writes one of them to z.
+    """Marks the candidates of every `stride`-th row.
 
     Returns:
-        A row that is found to be illegal (-1: none).
+        A row that is found to be illegal (-1: none). A NaN beside legal scores is not: it is marked, and found later.
     """
+    illegal = -1
+    for r, i in enumerate(range(start, stop, stride)):
+        best = best_offer(scores[i], prices)
+        illegal = i if mask[i] and not (best > -np.inf and best < np.inf) else illegal
+        marks[r, 0] = candidate_bits(scores, i, prices, best - radius, 0)  # in most cases there is no other word
+        for word in range(1, marks.shape[1]):
+            marks[r, word] = candidate_bits(scores, i, prices, best - radius, word * WORD)
+    return illegal
+
+
+@jit
+def count_candidates(mask: Flags, start: int, stop: int, stride: int, chunk: Chunk, z: Ints) -> None:
+    """Counts the candidates that were marked, and writes one of them to z; none for a masked row."""
     marks, counts = chunk.marks, chunk.counts
     for r, i in enumerate(range(start, stop, stride)):
-        if not mask[i]:
-            z[i], counts[r] = -1, 0
-            continue
-        best = best_offer(scores[i], prices)
-        count, expert = 0, 0
-        for word in range(marks.shape[1]):
-            bits = candidate_bits(scores, i, prices, best - radius, word * WORD)
-            marks[r, word] = bits
+        bits = marks[r, 0]
+        count, expert = count_bits(bits), lowest_bit(bits) if bits != 0 else 0
+        for word in range(1, marks.shape[1]):
+            bits = marks[r, word]
             count += count_bits(bits)
             expert = word * WORD + lowest_bit(bits) if bits != 0 else expert
-        if not (best > -np.inf and scores[i, expert] < np.inf):
-            return i
-        z[i], counts[r] = expert, count
-    return -1
+        z[i], counts[r] = expert if mask[i] else -1, count if mask[i] else 0
 
 
 @jit
@@ -250,7 +255,7 @@ def settle(start: int, stop: int, stride: int, chunk: Chunk, settled: Floats, z:
     """Counts the rows that have no choice at their expert and finds the others; returns how many those are.
 
     Which rows these are no processor can foresee, so there is no branch: what is written for a row without a choice,
-    the next one overwrites. Apart from the marking, because there an addition would wait for all that comes before.
+    the next one overwrites. Apart from marking and counting, where an addition would wait for all that comes before.
     """
     counts, listed = chunk.counts, chunk.listed
     m = 0
@@ -328,9 +333,10 @@ def collect(
     m = offset
     for begin in range(start, stop, CHUNK_ROWS * stride):
         end = min(stop, begin + CHUNK_ROWS * stride)
-        illegal = mark_candidates(scores, mask, near_prices, radii[0], begin, end, stride, chunk, z)
+        illegal = mark_candidates(scores, mask, near_prices, radii[0], begin, end, stride, marks)
         if illegal >= 0:
             return m - offset, illegal
+        count_candidates(mask, begin, end, stride, chunk, z)
         listed = settle(begin, end, stride, chunk, settled, z)
         fitting = order_by_count(chunk, listed, room)
         # Two loops: a call in the first, even if never made, would double its time.
@@ -383,7 +389,7 @@ def two_best(cols: Ints, vals: Scores, a: int, width: int, prices: Floats) -> tu
 def narrow(choices: Choices, prices: Floats, reach: float, settled: Floats, z: Ints, counts: Floats) -> Choices:
     """Settles the rows whose best offer is more than `reach` ahead of every other; packs the rest in place.
 
-    Counts the rows that each expert has the best offer for, settled ones included. As in `mark_candidates` and
+    Counts the rows that each expert has the best offer for, settled ones included. As in `count_candidates` and
     `settle`, there is no branch that depends on a row, and additions wait for nothing.
     """
     rows, cols, vals, widths = choices.rows, choices.cols, choices.vals, choices.width

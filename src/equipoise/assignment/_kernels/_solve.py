@@ -46,7 +46,7 @@ Flags = NDArray[np.bool_]
 COARSE_ROWS_PER_EXPERT = 16
 LEVEL_RATIO = 8
 # The part of the rows that tells how far prices are off.
-NEAR = 0.25
+NEAR = 0.125
 # When so few rows are left with a choice, the next sample may be the whole.
 FEW_WITH_A_CHOICE = 0.2
 # Below this fraction of the spread of offers, differences are rounding in float32.
@@ -56,7 +56,7 @@ LOST, DRIFTED = -1.0, -2.0
 # Newton steps of a refinement, and those of them at one mu, at most.
 MOST_STEPS, MOST_STAYS = 24, 4
 # A first mu, and in units of mu: how far experts that share rows move apart in a step, how far ahead an offer is safe.
-FIRST_MU = 1 / 4
+FIRST_MU = 1 / 6
 STEP = 4.0
 SETTLED = 8.0
 # Rows with a choice for each that has to move.
@@ -80,7 +80,7 @@ def radius_of(leads: Floats, fraction: float) -> float:
     """How far prices move where an expert gains or loses a fraction of its rows.
 
     As far as these rows' best offers are ahead of their second ones, so that it is right for scores of any scale. Of
-    larger fractions it is estimated from the quarter that is nearest to a tie, and never so far that more than half of
+    larger fractions it is estimated from the eighth that is nearest to a tie, and never so far that more than half of
     the rows are concerned.
     """
     near = min(NEAR, fraction)
@@ -89,8 +89,8 @@ def radius_of(leads: Floats, fraction: float) -> float:
 
 @jit
 def leads_stride(n: int, fraction: float) -> int:
-    """How many rows apart those are that tell a radius, to about one part in eight."""
-    return max(1, n // min(1024, int(64 / min(NEAR, fraction))))
+    """How many rows apart those are that tell a radius, to about one part in six."""
+    return max(1, n // min(1024, int(32 / min(NEAR, fraction))))
 
 
 @jit
@@ -110,7 +110,7 @@ def error_variance(ratio: int, found: bool) -> float:
     Those rows are among all of them, and the smoothing has a part of its own even if they are all. Prices that were not
     `found` on the rows, but agree with them, contain none of their noise, only what may have gone unnoticed in it.
     """
-    return max(1.0, ratio - 1.0) if found else 1.0 + ratio / 64
+    return max(1.0, ratio - 1.0) if found else 1.0 + ratio / 128
 
 
 @jit
@@ -322,24 +322,16 @@ def near_balance(excess: float, n: int, k: int) -> bool:
 
 @jit
 def solve_usual(
-    scores: Scores,
-    mask: Flags,
-    capacity: Counts,
-    slack: bool,
-    warm: bool,
-    radius: float,
-    prices: Floats,
-    z: Ints,
+    scores: Scores, mask: Flags, capacity: Counts, warm: bool, prices: Floats, z: Ints
 ) -> tuple[bool, float, float, float]:
     """The usual case from beginning to end, for problems so small that calls from Python would take a third of it.
-
-    `slack` and `radius` are what `prepare` returned.
 
     Returns:
         Whether it is solved; its value and the sum of regrets; and mu, where a sample was not enough, else 0.
     """
     n, k = scores.shape
     target = capacity.astype(np.float64)
+    slack, radius = prepare(scores, mask, capacity, warm, prices)
     if not warm:
         radius, mu = coarse_prices(scores, mask, target, slack, prices, z)
         if mu > 0:
