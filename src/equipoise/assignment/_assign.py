@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`assign`: the exact balanced assignment of n rows to k experts."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -24,6 +25,9 @@ from equipoise.assignment._infeasible import check_start
 
 Method = Literal["auto", "primal-dual", "cycle-cancelling", "auction"]
 METHODS = ("auto", "primal-dual", "cycle-cancelling", "auction")
+
+# z, counts, capacity, mask, value, prices, gap.
+_Solved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def assign(
@@ -114,7 +118,7 @@ def assign(
 
 def _assign_fake(
     scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, method: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> _Solved:
     *batch, n, k = scores.shape
     return (
         scores.new_empty([*batch, n], dtype=torch.int64),
@@ -130,16 +134,21 @@ def _assign_fake(
 @operator("assign", fake=_assign_fake)
 def _assign_op(
     scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, method: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> _Solved:
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
     if method == "primal-dual":
-        # Imported here because importing Numba takes as long as half a training step of a small model, and because
-        # whoever uses another method needs none of it.
-        from equipoise.assignment._primal_dual import primal_dual
-
-        return primal_dual(scores, capacity, mask, prices)
+        return _compiled_solver()(scores, capacity, mask, prices)
     return _solve_in_torch(scores, capacity, mask, prices, method)
+
+
+@functools.cache
+def _compiled_solver() -> Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], _Solved]:
+    # Imported here because importing Numba takes as long as half a training step of a small model, and because whoever
+    # uses another method needs none of it. Once, because even to find it imported already takes 7 us.
+    from equipoise.assignment._primal_dual import primal_dual
+
+    return primal_dual
 
 
 _OPERATOR = torch.ops.equipoise.assign.default
@@ -147,7 +156,7 @@ _OPERATOR = torch.ops.equipoise.assign.default
 
 def _solve_in_torch(
     scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, method: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> _Solved:
     from equipoise.assignment._auction import auction_assign
     from equipoise.assignment._certificate import certificate
     from equipoise.assignment._cycle_cancelling import cycle_cancelling

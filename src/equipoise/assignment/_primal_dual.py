@@ -88,7 +88,7 @@ def primal_dual(
                 problem = _Problem(s[i], rows[i], c[i], p[i], z[i], i, parallel)
                 value[i], gap[i] = problem.solve(warm=prices is not None)
 
-        _ = solve(0, b) if parallel else run_blocks(solve, cut(b, 1))
+        _ = solve(0, b) if parallel or b == 1 else run_blocks(solve, cut(b, 1))
     z_out, counts = np.empty((b, n), np.int64), np.zeros((b, k), np.int64)
     _pricing.close_books(z, c, p, z_out, counts, gap)
     return (

@@ -35,8 +35,8 @@ class Timing:
 def best_of(call: Callable[[], Any], repeats: int, *, budget: float) -> Timing:
     """Times a call as the minimum over repetitions.
 
-    The first call warms caches up. Only if it took longer than `budget` seconds does it count; then there is one more,
-    in case the first had something to compile or load, and if that too is over budget, no further.
+    Two calls come first: one may have something to compile or load, the other says how many make a repetition. Only if
+    both took longer than `budget` seconds do they count, and then there are no further ones.
 
     Args:
         call: what to time.
@@ -82,13 +82,11 @@ class _Run:
     def __init__(self, call: Callable[[], Any], budget: float) -> None:
         self.call, self.patience = call, _PATIENCE * budget
         self.best, self.done, self.spent = math.inf, 0, 0.0
-        first, self.result = _mean_seconds(call, 1)
-        if first > budget:
-            second, self.result = _mean_seconds(call, 1)
-            first = min(first, second)
-        if first > budget:
-            self.best, self.done, self.patience = first, 2, 0.0
-        self.loops = max(1, math.ceil(_REPETITION_SECONDS / max(first, 1e-9)))
+        (first, _), (second, self.result) = _mean_seconds(call, 1), _mean_seconds(call, 1)
+        expected = min(first, second)
+        if expected > budget:
+            self.best, self.done, self.patience = expected, 2, 0.0
+        self.loops = max(1, math.ceil(_REPETITION_SECONDS / max(expected, 1e-9)))
 
     def repeat(self) -> None:
         """Makes one repetition, if time is left."""
