@@ -106,10 +106,13 @@ def test_a_warm_start_forgets_noise_and_keeps_bias() -> None:
 
     noise = eq.assign(draw_scores("gumbel", n, k, 1)).prices
     kept, deviation = shrink(logits, noise)
-    assert deviation == pytest.approx(kept * float(noise.std(correction=0)))
-    assert kept < 0.5
-    kept, _ = shrink(logits + bias, eq.assign(draw_scores("gumbel", n, k, 1) + bias).prices)
+    assert kept == 0.0
+    assert deviation == pytest.approx(0.0, abs=1e-12)
+    biased = eq.assign(draw_scores("gumbel", n, k, 1) + bias).prices
+    kept, deviation = shrink(logits + bias, biased)
     assert 0.95 < kept < 1.0
+    assert deviation == pytest.approx(kept * float(biased.std(correction=0)))
+    assert float(noise.std()) > 0.0
 
 
 @pytest.mark.parametrize("warm", [False, True])

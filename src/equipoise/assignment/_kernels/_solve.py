@@ -117,14 +117,15 @@ def error_variance(ratio: int, found: bool) -> float:
 def shrink_to_noise(noise: float, prices: Floats) -> float:
     """Takes out of an earlier draw's prices what was that draw's own noise (James and Stein, 1961).
 
-    Where they vary no more than that, equal prices are the better start for another draw.
+    Where they vary no more than that, equal prices are the better start for another draw. So they are where most of it
+    is noise: then a warm start does what a cold one does, and need not ask a sample before.
 
     Args:
         noise: its standard deviation.
         prices: [k], changed.
 
     Returns:
-        What is kept of the differences between prices, from 0 to 1.
+        What is kept of the differences between prices: nothing, or from a half to all.
     """
     k = prices.shape[0]
     mean, experts, total = 0.0, 0, 0.0
@@ -135,7 +136,8 @@ def shrink_to_noise(noise: float, prices: Floats) -> float:
     for j in range(k):
         if prices[j] < np.inf:
             total += (prices[j] - mean) ** 2
-    kept = max(0.0, 1 - (experts - 3) * noise**2 / total) if total > 0 else 1.0
+    kept = 1 - (experts - 3) * noise**2 / total if total > 0 else 1.0
+    kept = kept if kept >= 0.5 else 0.0
     for j in range(k):
         if prices[j] < np.inf:
             prices[j] = mean + kept * (prices[j] - mean)
