@@ -168,6 +168,7 @@ class TestWarmStart:
         starts = [
             cold.prices,
             cold.prices.float(),
+            cold.prices.bfloat16(),
             eq.assign(draw_scores("gumbel", n, k, seed=2), capacity).prices,
             40 * torch.rand(k, generator=generator, dtype=torch.float64) - 20,
             torch.full([k], 1e30, dtype=torch.float64),
