@@ -89,7 +89,7 @@ def test_one_of_sinkhorns_steps() -> None:
     value = np.array([0.0, 0.5, 2.0, 1.0, 9.0])
     scores, prices = np.tile(value, (64, 1)), np.array([0.0, 0.0, 0.0, np.inf, np.inf])
     target = np.array([16.0, 32.0, 16.0, 0.0, 0.0])
-    _descent.approach(scores, np.ones(64, np.bool_), 2, target, False, prices, 1.0)
+    _descent.approach(scores, np.ones(64, np.bool_), 2, target, prices, 1.0)
     expected = value + np.log([4.0, 2.0, 4.0, 1.0, 1.0])
     np.testing.assert_allclose(prices[:3], (expected - expected[:3].min())[:3], atol=0.02)  # as the exponential
     assert np.all(prices[3:] == np.inf)

@@ -214,19 +214,20 @@ def descend(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Fl
 
 
 @jit
-def approach(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats, mu: float) -> None:
+def approach(scores: Scores, mask: Flags, stride: int, target: Floats, prices: Floats, mu: float) -> None:
     """One of Sinkhorn's steps, on every `stride`-th row: each expert raises its price by mu log(demand / target).
 
-    Where an expert starts with hardly a row, demand bends too much for Newton's method, which would go much too far.
+    Where an expert starts with hardly a row, demand bends too much for Newton's method, which would go much too far. For
+    problems without slack; with it, such an expert's price stays at 0.
     """
     rows, rows_mask = sample(scores, mask, 0, stride)
     demand, unused = np.zeros(prices.shape[0]), np.zeros((prices.shape[0], prices.shape[0]))
     dense_demand(rows, rows_mask, rows.shape[0], prices, mu, demand, unused)
-    goals = target / stride if slack else target * (demand.sum() / target.sum())
+    goals = target * (demand.sum() / target.sum())
     for j in range(prices.shape[0]):
         if prices[j] < np.inf and goals[j] > 0:
             prices[j] += mu * max(-STEP, np.log(demand[j] / goals[j]))
-    rest_prices(prices, slack)
+    rest_prices(prices, False)
 
 
 @jit

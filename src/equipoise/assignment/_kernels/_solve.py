@@ -200,7 +200,8 @@ def first_prices(scores: Scores, mask: Flags, target: Floats, slack: bool, price
     if not spread > 0:
         return 0.0, 0.0
     stride, mu = coarse_stride(n, k), spread / 4
-    approach(scores, mask, stride, target, slack, prices, mu)
+    if not slack:
+        approach(scores, mask, stride, target, prices, mu)
     return follow(scores, mask, stride, target, slack, prices, mu, LEAST_MU * spread), spread
 
 
