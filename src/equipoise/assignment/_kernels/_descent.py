@@ -217,8 +217,8 @@ def descend(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Fl
 def approach(scores: Scores, mask: Flags, stride: int, target: Floats, prices: Floats, mu: float) -> None:
     """One of Sinkhorn's steps, on every `stride`-th row: each expert raises its price by mu log(demand / target).
 
-    Where an expert starts with hardly a row, demand bends too much for Newton's method, which would go much too far. For
-    problems without slack; with it, such an expert's price stays at 0.
+    Where an expert starts with hardly a row, demand bends too much for Newton's method, which would go much too far.
+    For problems without slack; with it, such an expert's price stays at 0.
     """
     rows, rows_mask = sample(scores, mask, 0, stride)
     demand, unused = np.zeros(prices.shape[0]), np.zeros((prices.shape[0], prices.shape[0]))
