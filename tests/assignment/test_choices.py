@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 import equipoise as eq
-from equipoise.assignment._kernels import _amend, _choices, _flow, _smoothing, _solve
+from equipoise.assignment._kernels import _amend, _choices, _flow, _samples, _smoothing, _solve
 from equipoise.experiments.bench._families import draw_scores
 
 Floats = NDArray[np.float64]
@@ -72,7 +72,7 @@ def test_counts_of_best_offers_on_rows_in_between(k: int) -> None:
     rows = np.arange(2, 1000, 4)[mask[2::4]]
     counts = np.bincount((scores[rows] - prices.astype(np.float32)).argmax(1), minlength=k)
     missed = np.maximum(counts - len(rows) / k, 0).sum()
-    assert _solve.held_out(scores, mask, 4, np.full(k, 1000 / k), False, prices) == pytest.approx(missed)
+    assert _samples.held_out(scores, mask, 4, np.full(k, 1000 / k), False, prices) == pytest.approx(missed)
 
 
 def test_rows_with_equally_many_candidates_stand_together() -> None:
@@ -155,7 +155,7 @@ def test_refining_leaves_few_rows_to_move(seed: int, slack: bool, offset: float)
     n, k = 16384, 64
     scores = draw_scores("gumbel", n, k, seed).numpy() + np.float32(offset)
     target, prices, mask = np.full(k, 1.02 * n / k if slack else n / k), np.zeros(k), np.ones(n, np.bool_)
-    radius = _solve.sampling_radius(scores, mask, prices, 1, 1.0)
+    radius = _samples.sampling_radius(scores, mask, prices, 1, 1.0)
     choices, settled, z = collected(scores, mask, prices, radius)
     listed = len(choices.rows)
     narrowed, excess, mu = _solve.refine(choices, settled, target, slack, 1, radius, radius / 4, k / 2, prices, z)

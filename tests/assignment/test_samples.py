@@ -10,7 +10,7 @@ import torch
 
 import equipoise as eq
 from equipoise.assignment import _primal_dual
-from equipoise.assignment._kernels import _descent, _smoothing, _solve
+from equipoise.assignment._kernels import _descent, _samples, _smoothing, _solve
 from equipoise.experiments.bench._families import draw_scores
 
 
@@ -21,8 +21,8 @@ def test_rows_agree_with_the_right_prices_and_with_no_others() -> None:
     agreed = Counter[str]()
     for seed in range(20):
         scores = draw_scores("gumbel", n, k, seed).numpy()
-        agreed["right"] += _solve.agrees(scores, mask, stride, target, False, np.zeros(k))
-        agreed["wrong"] += _solve.agrees(scores, mask, stride, target, False, wrong)
+        agreed["right"] += _samples.agrees(scores, mask, stride, target, False, np.zeros(k))
+        agreed["wrong"] += _samples.agrees(scores, mask, stride, target, False, wrong)
     assert agreed["right"] >= 19
     assert agreed["wrong"] == 0
 
@@ -36,7 +36,7 @@ def test_chance_is_that_of_the_rows_that_are_there() -> None:
     counts = np.bincount((scores - prices)[stride // 2 : n // 16 : stride].argmax(1), minlength=k)
     missed = np.maximum(counts - counts.sum() / k, 0).sum()
     assert 0.7 * np.sqrt(k * counts.sum()) < missed < 0.5 * np.sqrt(k * n / stride)
-    assert not _solve.agrees(scores, mask, stride, target, False, prices)
+    assert not _samples.agrees(scores, mask, stride, target, False, prices)
 
 
 @pytest.mark.parametrize(
@@ -52,20 +52,20 @@ def test_chance_is_that_of_the_rows_that_are_there() -> None:
     ],
 )
 def test_more_samples_where_one_tells_too_little(n: int, found: bool, strides: list[int]) -> None:
-    stride, taken = _solve.coarse_stride(n, 64), list[int]()
+    stride, taken = _samples.coarse_stride(n, 64), list[int]()
     while stride > 1:
         taken.append(stride)
-        stride = _solve.next_stride(n, 64, stride, found)
+        stride = _samples.next_stride(n, 64, stride, found)
     assert taken == strides
 
 
 def test_a_radius_is_a_quantile_of_leads() -> None:
     leads = np.sort(np.random.default_rng(0).exponential(size=1000))
-    assert _solve.radius_of(leads, 0.1) == leads[100]
-    assert _solve.radius_of(leads, 0.4) == pytest.approx(leads[125] * 3.2)
-    assert _solve.radius_of(leads, 5.0) == leads[500]
-    assert _solve.radius_of(1e-30 * leads, 0.4) == pytest.approx(1e-30 * _solve.radius_of(leads, 0.4))
-    assert _solve.radius_of(leads[:0], 0.4) == 0.0
+    assert _samples.radius_of(leads, 0.1) == leads[100]
+    assert _samples.radius_of(leads, 0.4) == pytest.approx(leads[125] * 3.2)
+    assert _samples.radius_of(leads, 5.0) == leads[500]
+    assert _samples.radius_of(1e-30 * leads, 0.4) == pytest.approx(1e-30 * _samples.radius_of(leads, 0.4))
+    assert _samples.radius_of(leads[:0], 0.4) == 0.0
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -102,7 +102,7 @@ def test_a_warm_start_forgets_noise_and_keeps_bias() -> None:
     def shrink(scores: torch.Tensor, earlier: torch.Tensor) -> tuple[float, float]:
         prices = earlier.numpy().copy()
         leads = _smoothing.sorted_leads(scores.numpy(), mask, 16, prices)
-        return _solve.shrink_to_noise(_solve.radius_of(leads, np.sqrt(k / n)), prices), np.std(prices)
+        return _samples.shrink_to_noise(_samples.radius_of(leads, np.sqrt(k / n)), prices), np.std(prices)
 
     noise = eq.assign(draw_scores("gumbel", n, k, 1)).prices
     kept, deviation = shrink(logits, noise)

@@ -27,7 +27,16 @@ from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
 from equipoise.assignment._infeasible import check_start, illegal_scores, no_room
-from equipoise.assignment._kernels import _amend, _choices, _descent, _flow, _pricing, _smoothing, _solve
+from equipoise.assignment._kernels import (
+    _amend,
+    _choices,
+    _descent,
+    _flow,
+    _pricing,
+    _samples,
+    _smoothing,
+    _solve,
+)
 
 Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
@@ -222,7 +231,7 @@ class _Problem:
         else:  # of scores, not of offers: these differ by next to nothing where all rows are alike
             equal = np.where(np.isinf(self.prices), np.inf, 0.0)
             spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), equal)
-        stride, least = _solve.coarse_stride(n, k), _solve.LEAST_MU * spread
+        stride, least = _samples.coarse_stride(n, k), _solve.LEAST_MU * spread
         return _descent.all_prices(self.scores, self.mask, stride, target, slack, self.prices, mu, least)
 
     def _finish_widening(self, start: _Start) -> tuple[float, float, Ints]:
@@ -247,8 +256,8 @@ class _Problem:
     def _return_to(self, prices: Floats) -> None:
         """Takes earlier prices back if they are nearer to balance: a search among too few candidates leads astray."""
         target, slack = self.capacity.astype(np.float64), self.slack
-        now = _solve.held_out(self.scores, self.mask, 1, target, slack, self.prices)
-        if _solve.held_out(self.scores, self.mask, 1, target, slack, prices) < now:
+        now = _samples.held_out(self.scores, self.mask, 1, target, slack, self.prices)
+        if _samples.held_out(self.scores, self.mask, 1, target, slack, prices) < now:
             self.prices[:] = prices
 
     def _refuse_illegal_rows(self) -> None:

@@ -12,8 +12,6 @@ from equipoise.assignment._kernels._choices import (
     Choices,
     Scores,
     all_choices,
-    best_expert,
-    best_offer,
     collect,
     first,
     narrow,
@@ -24,14 +22,23 @@ from equipoise.assignment._kernels._flow import exact_flow
 from equipoise.assignment._kernels._groups import shift_groups_apart
 from equipoise.assignment._kernels._pair import solve_pair
 from equipoise.assignment._kernels._pricing import final_prices, finite_prices, price_rows
+from equipoise.assignment._kernels._samples import (
+    agrees,
+    coarse_stride,
+    error_variance,
+    leads_stride,
+    next_stride,
+    radius_fraction,
+    radius_of,
+    sampling_radius,
+    shrink_to_noise,
+)
 from equipoise.assignment._kernels._smoothing import (
     furthest_apart,
-    imbalance,
     laplacian,
     linear_part,
     mean_spread,
     newton_step,
-    quantile,
     soft_demand,
     sorted_leads,
     step_back,
@@ -42,13 +49,6 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-# The first sample has this many rows for each expert, every later one is this many times as large.
-COARSE_ROWS_PER_EXPERT = 16
-LEVEL_RATIO = 8
-# The part of the rows that tells how far prices are off.
-NEAR = 0.125
-# When so few rows are left with a choice, the next sample may be the whole.
-FEW_WITH_A_CHOICE = 0.2
 # Below this fraction of the spread of offers, differences are rounding in float32.
 LEAST_MU = 1e-5
 # How a refinement can fail: demand could not be met; or prices moved so far that other candidates count.
@@ -65,89 +65,6 @@ ROWS_TO_CHOOSE = 48
 MOST_ROUNDS = 16
 # A gap of this much of the value, or of the largest score assigned, is rounding. Ten times stricter than promised.
 ENOUGH = 1e-10
-
-
-@jit
-def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int, variance: float) -> float:
-    """How far prices may be off; `variance`: of their error, in units of what every `stride`-th row leaves unknown."""
-    n, k = scores.shape
-    fraction = radius_fraction(max(1, n // stride), k, variance)
-    return radius_of(sorted_leads(scores, mask, max(stride, leads_stride(n, fraction)), prices), fraction)
-
-
-@jit
-def radius_of(leads: Floats, fraction: float) -> float:
-    """How far prices move where an expert gains or loses a fraction of its rows.
-
-    As far as these rows' best offers are ahead of their second ones, so that it is right for scores of any scale. Of
-    larger fractions it is estimated from the eighth that is nearest to a tie, and never so far that more than half of
-    the rows are concerned.
-    """
-    near = min(NEAR, fraction)
-    return min(quantile(leads, 0.5), quantile(leads, near) * (fraction / near))
-
-
-@jit
-def leads_stride(n: int, fraction: float) -> int:
-    """How many rows apart those are that tell a radius, to about one part in six."""
-    return max(1, n // min(1024, int(32 / min(NEAR, fraction))))
-
-
-@jit
-def radius_fraction(rows: int, k: int, variance: float) -> float:
-    """How far prices may be off, in rows of an expert.
-
-    With m rows, counts are known to about sqrt(m/k), a fraction sqrt(k/m) of an expert's rows. Between the experts that
-    are furthest off to either side there are about 2 sqrt(2 log k) standard deviations.
-    """
-    return np.sqrt(8.0 * np.log(k) * variance * k / rows)
-
-
-@jit
-def error_variance(ratio: int, found: bool) -> float:
-    """The variance of the error of prices that one row in `ratio` led to, in units of what all rows leave unknown.
-
-    Those rows are among all of them, and the smoothing has a part of its own even if they are all. Prices that were not
-    `found` on the rows, but agree with them, contain none of their noise, only what may have gone unnoticed in it.
-    """
-    return max(1.0, ratio - 1.0) if found else 1.0 + ratio / 128
-
-
-@jit
-def shrink_to_noise(noise: float, prices: Floats) -> float:
-    """Takes out of an earlier draw's prices what was that draw's own noise (James and Stein, 1961).
-
-    Where they vary no more than that, equal prices are the better start for another draw. So they are where most of it
-    is noise: then a warm start does what a cold one does, and need not ask a sample before.
-
-    Args:
-        noise: its standard deviation.
-        prices: [k], changed.
-
-    Returns:
-        What is kept of the differences between prices: nothing, or from a half to all.
-    """
-    k = prices.shape[0]
-    mean, experts, total = 0.0, 0, 0.0
-    for j in range(k):
-        if prices[j] < np.inf:
-            experts += 1
-            mean += (prices[j] - mean) / experts
-    for j in range(k):
-        if prices[j] < np.inf:
-            total += (prices[j] - mean) ** 2
-    kept = 1 - (experts - 3) * noise**2 / total if total > 0 else 1.0
-    kept = kept if kept >= 0.5 else 0.0
-    for j in range(k):
-        if prices[j] < np.inf:
-            prices[j] = mean + kept * (prices[j] - mean)
-    return kept
-
-
-@jit
-def coarse_stride(n: int, k: int) -> int:
-    """How many rows apart those of the first sample are."""
-    return max(1, n // (COARSE_ROWS_PER_EXPERT * k))
 
 
 @jit
@@ -203,38 +120,6 @@ def first_prices(scores: Scores, mask: Flags, target: Floats, slack: bool, price
     if not slack:
         approach(scores, mask, stride, target, prices, mu)
     return follow(scores, mask, stride, target, slack, prices, mu, LEAST_MU * spread), spread
-
-
-@jit
-def next_stride(n: int, k: int, stride: int, found: bool) -> int:
-    """How many rows apart those of the next sample are; 1: all of them are next, of which few will need a choice."""
-    last = stride < 4 * LEVEL_RATIO or radius_fraction(n, k, error_variance(stride, found)) <= FEW_WITH_A_CHOICE
-    return 1 if last else stride // LEVEL_RATIO
-
-
-@jit
-def agrees(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats) -> bool:
-    """Whether every `stride`-th row is as balanced at these prices as chance allows.
-
-    An expert's count among m rows varies by sqrt(m/k), so that at the right prices 0.4 sqrt(m k) of them are out of
-    place, with a standard deviation of 0.3 sqrt(m). Three of those are allowed for.
-    """
-    rows = mask[stride // 2 :: stride].sum()
-    chance = 0.4 * np.sqrt(prices.shape[0] * rows) + 0.9 * np.sqrt(rows)
-    return held_out(scores, mask, stride, target, slack, prices) <= chance
-
-
-@jit
-def held_out(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats) -> float:
-    """The imbalance at these prices of rows that had no part in finding them."""
-    k = prices.shape[0]
-    counts, near_prices = np.zeros(k), prices.astype(scores.dtype)
-    for i in range(stride // 2, scores.shape[0], stride):
-        if mask[i]:
-            best = best_offer(scores[i], near_prices)
-            if best > -np.inf:
-                counts[best_expert(scores, i, near_prices, best)] += 1
-    return imbalance(counts, target * (1.0 / stride if slack else counts.sum() / target.sum()), prices, slack)
 
 
 @jit
