@@ -91,6 +91,45 @@ def test_prices_stop_at_zero_and_the_others_know() -> None:
     assert prices[1] == pytest.approx(1.0 + 0.075 - 0.02, abs=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_bounded_step_is_optimal(seed: int) -> None:
+    """Prices end above 0 where nothing would be gained by moving, or at 0 where only a fall would gain."""
+    k = 24
+    rng = np.random.default_rng(seed)
+    links = np.triu(rng.exponential(size=(k, k)) * (rng.random((k, k)) < 0.3), 1)
+    links += links.T
+    matrix = np.diag(links.sum(0) + 0.1) - links
+    right, prices = rng.normal(size=k), np.maximum(rng.normal(size=k), 0.0)
+    prices[5] = np.inf
+    matrix[5], matrix[:, 5], matrix[5, 5], right[5] = 0.0, 0.0, 1.0, 0.0
+    free = (prices > 0) & (prices < np.inf)
+    system = _smoothing.system_of_free(matrix, free)
+    first = _smoothing.conjugate_gradients(system, np.where(free, right, 0.0))
+    step = _smoothing.bounded_step(matrix, right, prices, free, first)
+    gain, end = right - matrix @ step, prices + step
+    assert step[5] == 0.0
+    assert end.min() >= -1e-12
+    np.testing.assert_allclose(gain[end > 1e-12], 0.0, atol=2e-3)
+    assert np.all(gain[end <= 1e-12] < 2e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_newtons_steps_with_slack_forget_prices_that_were_noise(seed: int) -> None:
+    n, k, mu = 4096, 32, 0.02
+    scores = draw_scores("gumbel", n, k, seed).numpy()
+    target, mask = np.full(k, 1.02 * n / k), np.ones(n, np.bool_)
+    prices = np.maximum(0.1 * np.random.default_rng(seed).normal(size=k), 0.0)
+    missed = list[float]()
+    for _ in range(8):
+        demand, hessian = np.zeros(k), np.zeros((k, k))
+        _descent.dense_demand(scores, mask, 1, prices, mu, demand, hessian)
+        missed.append(_smoothing.imbalance(demand, target, prices, True))
+        _smoothing.laplacian(hessian)
+        _smoothing.newton_step(prices, demand, target, hessian, mu, 4 * mu, True)
+    assert missed[0] > 100
+    assert missed[-1] < 2
+
+
 @pytest.mark.parametrize("family", ["rank-1", "rank-2", "clustered", "favourite"])
 @pytest.mark.parametrize("slack", [False, True])
 def test_the_descent_meets_demand(family: str, slack: bool) -> None:

@@ -94,7 +94,7 @@ def check_prices(prices: Tensor | None, shape: Sequence[int]) -> None:
         return
     if not prices.is_floating_point():
         raise ValueError(f"prices must be floating point, got {prices.dtype}: pass an earlier Assignment's .prices")
-    if list(prices.shape) != list(shape):
+    if prices.shape != tuple(shape):
         raise ValueError(
             f"prices must have shape {list(shape)} (one for each problem and expert), got {list(prices.shape)}: "
             "pass the .prices of an Assignment of the same batch, or expand them"

@@ -82,7 +82,7 @@ def primal_dual(
         c[:] = capacity.numpy().reshape(b, k)
     else:
         c[:] = -(-n // k) if mask is None else -(-rows.sum(1, keepdims=True) // k)
-    p = np.zeros((b, k)) if prices is None else np.array(prices.double().numpy()).reshape(b, k)
+    p = np.zeros((b, k)) if prices is None else prices.double().numpy().reshape(b, k).copy()
     if not _solve.can_start(c, rows, mask is not None, p):
         check_start(c.reshape(*batch, k), np.asarray(rows.reshape(*batch, n).sum(-1)), p)
     z = np.empty((b, n), np.int32)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_vector
 from equipoise._core._vector import larger
-from equipoise.assignment._kernels._choices import Choices, Scores
+from equipoise.assignment._kernels._choices import Choices, Scores, best_expert, best_offer
 from equipoise.assignment._kernels._pricing import exact_best_offer
 
 Ints = NDArray[np.int32]
@@ -31,6 +31,8 @@ Floats = NDArray[np.float64]
 
 # In one step an expert that shares no rows with others moves by at most this many mu, and any at most by that many.
 ALONE, FURTHEST = 1.5, 64.0
+# How often experts that stop at a price of 0 are told from others; about three times are enough.
+MOST_TURNS = 16
 
 
 @jit_vector
@@ -64,30 +66,22 @@ def mean_spread(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Fl
     return total
 
 
-@jit_vector
-def _lead(row: Scores, prices: Floats) -> float:
-    """How far the best offer is ahead of the next one."""
-    best = np.float64(row[0]) - prices[0]
-    for j in range(row.shape[0]):
-        best = larger(best, np.float64(row[j]) - prices[j])
-    second, count = -np.inf, 0
-    for j in range(row.shape[0]):
-        offer = np.float64(row[j]) - prices[j]
-        second = larger(second, offer if offer < best else -np.inf)
-        count += offer == best
-    return best - second if count == 1 else 0.0
-
-
 @jit
 def sorted_leads(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats) -> Floats:
     """How far the best offer is ahead of the next one, for every `stride`-th row that has two, from least to most."""
-    leads = np.empty((scores.shape[0] + stride - 1) // stride)
-    count = 0
-    for i in range(0, scores.shape[0], stride):
+    n, k = scores.shape
+    leads, count, near_prices = np.empty((n + stride - 1) // stride), 0, prices.astype(scores.dtype)
+    for i in range(0, n, stride):
         if mask[i]:
-            lead = _lead(scores[i], prices)
-            if lead < np.inf:  # there is another one
-                leads[count] = lead
+            best = best_offer(scores[i], near_prices)
+            j = best_expert(scores, i, near_prices, best)
+            second = -np.inf
+            if j > 0:
+                second = best_offer(scores[i, :j], near_prices[:j])
+            if j + 1 < k:
+                second = max(second, best_offer(scores[i, j + 1 :], near_prices[j + 1 :]))
+            if second > -np.inf:  # there is another one
+                leads[count] = best - second
                 count += 1
     return np.sort(leads[:count])
 
@@ -209,30 +203,80 @@ def newton_step(
         The largest change of a difference between experts that share enough rows, before limiting.
     """
     k = prices.shape[0]
-    free = np.empty(k, np.bool_)
-    right = np.zeros(k)
+    right, free = np.zeros(k), np.zeros(k, np.bool_)
     # Ties every price to where it is, which decides only for experts that share no rows with others.
     anchor = 1e-6 * target + 1e-12
     matrix = hessian.copy()
     for j in range(k):
-        excess = demand[j] - target[j]
-        free[j] = prices[j] < np.inf and (not slack or prices[j] > 0 or excess > 0)
-        if free[j]:
-            right[j] = mu * excess
+        if prices[j] < np.inf:
+            right[j] = mu * (demand[j] - target[j])
             matrix[j, j] += anchor[j]
+            free[j] = not slack or prices[j] > 0 or right[j] > 0
         else:
             fix(matrix, j)
-    step = conjugate_gradients(matrix, right)
+    system = system_of_free(matrix, free)
+    wanted = conjugate_gradients(system, np.where(free, right, 0.0))
+    step = bounded_step(matrix, right, prices, free, wanted) if slack else wanted
     longest = step.max() - step.min()
     if longest > limit:
-        step, longest = limited(step, matrix, hessian, free, target, anchor, limit, ALONE * mu)
-    if slack:
-        stop_at_zero(prices, free, hessian, anchor, step)
+        step, longest = limited(wanted, system, hessian, free, target, anchor, limit, ALONE * mu)
+        if slack:
+            step = bounded_step(matrix, np.where(free, matrix @ step, -np.inf), prices, free, step)
     for j in range(k):
         if prices[j] < np.inf:
             prices[j] += max(-FURTHEST * mu, min(FURTHEST * mu, step[j]))
     rest_prices(prices, slack)
     return longest
+
+
+@jit
+def bounded_step(matrix: Floats, right: Floats, prices: Floats, free: NDArray[np.bool_], step: Floats) -> Floats:
+    """The step d with the least d'Md / 2 - right'd that takes no price below 0 (Hintermueller, Ito, Kunisch, 2002).
+
+    An expert is free to move, or it stops at 0. Of those that are free, the ones that would fall below 0 stop there the
+    next time; of those that stop, the ones that would rather rise become free. M has no positive entry beside its
+    diagonal, so that one expert's rise makes others only rise: from the second time on fewer and fewer stop, and it
+    ends.
+
+    Args:
+        matrix: [k, k], M.
+        right: [k]; -inf for an expert that is to stay at 0.
+        prices: [k], +inf for a closed expert.
+        free: [k], a first guess.
+        step: [k], the solution for that guess.
+    """
+    k = right.shape[0]
+    free, wanted = free.copy(), np.empty(k)
+    for _ in range(MOST_TURNS):
+        _times(matrix, step, wanted)
+        changed = False
+        for j in range(k):
+            if prices[j] < np.inf:
+                rises = prices[j] + step[j] > 0 if free[j] else right[j] > wanted[j]
+                changed = changed or rises != free[j]
+                free[j] = rises
+        if not changed:
+            break
+        rest = right.copy()
+        for j in range(k):
+            if not free[j] and 0 < prices[j] < np.inf:
+                rest += matrix[:, j] * prices[j]
+        for j in range(k):
+            if not free[j]:
+                rest[j] = -prices[j] if prices[j] < np.inf else 0.0
+        step = conjugate_gradients(system_of_free(matrix, free), rest)
+        step = np.where(free, step, rest)  # exactly, where the solution is known
+    return step
+
+
+@jit
+def system_of_free(matrix: Floats, free: NDArray[np.bool_]) -> Floats:
+    """The same equations for those that are free; for the others, that they are what the right side says."""
+    system = matrix.copy()
+    for j in range(free.shape[0]):
+        if not free[j]:
+            fix(system, j)
+    return system
 
 
 @jit
@@ -347,30 +391,6 @@ def furthest_apart(hessian: Floats, change: Floats) -> float:
         if abs(change[j]) < np.inf:  # not for a closed expert, whose price is inf and change NaN
             furthest = max(furthest, _limited_differences(hessian[j], change, change[j], np.inf, 0.0)[1])
     return furthest
-
-
-@jit
-def stop_at_zero(prices: Floats, free: NDArray[np.bool_], hessian: Floats, anchor: Floats, step: Floats) -> None:
-    """Ends the step of every price that would fall below 0 there; the others must know, or they would do too much."""
-    k = prices.shape[0]
-    for _ in range(4):
-        stopped = False
-        matrix, right = hessian.copy(), hessian @ step + anchor * step
-        for j in range(k):
-            matrix[j, j] += anchor[j]
-            if free[j] and prices[j] + step[j] < 0:
-                free[j], stopped = False, True
-                step[j] = -prices[j]
-        if not stopped:
-            break
-        for j in range(k):
-            if not free[j]:
-                right -= hessian[:, j] * step[j]
-        for j in range(k):
-            if not free[j]:
-                fix(matrix, j)
-                right[j] = step[j]
-        step[:] = conjugate_gradients(matrix, right)
 
 
 @jit

@@ -26,21 +26,18 @@ from equipoise.assignment._kernels._samples import (
     agrees,
     coarse_stride,
     error_variance,
-    leads_stride,
+    is_noise,
     next_stride,
-    radius_fraction,
-    radius_of,
     sampling_radius,
-    shrink_to_noise,
 )
 from equipoise.assignment._kernels._smoothing import (
     furthest_apart,
+    imbalance,
     laplacian,
     linear_part,
     mean_spread,
     newton_step,
     soft_demand,
-    sorted_leads,
     step_back,
 )
 
@@ -61,6 +58,9 @@ STEP = 4.0
 SETTLED = 8.0
 # Rows with a choice for each that has to move.
 ROWS_TO_CHOOSE = 48
+# The variance of a warm start's error, in units of what all rows leave unknown: with the earlier draw's prices, which
+# may share the logits with this one or not; and with equal ones in place of prices that were noise.
+KEPT_VARIANCE, EQUAL_VARIANCE = 1.5, 1.125
 # How often rows get choices that they turn out to need (`_amend.py`).
 MOST_ROUNDS = 16
 # A gap of this much of the value, or of the largest score assigned, is rounding. Ten times stricter than promised.
@@ -168,7 +168,8 @@ def refine(
         stays = 0
         if SETTLED * mu < radius:
             choices = narrow(choices, prices, SETTLED * mu, settled, z, counts)
-            excess = np.maximum(counts - target, 0.0).sum()
+            # A price that the next step may take to 0 need not be the right one.
+            excess = imbalance(counts, target, np.maximum(prices - STEP * mu, 0.0), slack)
             # Chains need rows to choose from, of which narrowing must not leave too few.
             if excess <= goal or choices.rows.shape[0] < ROWS_TO_CHOOSE * excess or mu < radius / 8192:
                 return choices, excess, mu
@@ -328,12 +329,12 @@ def prepare(scores: Scores, mask: Flags, capacity: Counts, warm: bool, prices: F
     close_experts(capacity, prices)
     if not warm:
         return slots > 0, 0.0
-    n, k = scores.shape
-    fraction = radius_fraction(n, k, 1.0)
-    leads = sorted_leads(scores, mask, leads_stride(n, fraction), prices)
-    noise = radius_of(leads, np.sqrt(k / n))
-    kept = shrink_to_noise(noise, prices) if slots == 0 else 1.0  # with slack, a price of 0 is not like others
-    return slots > 0, radius_of(leads, radius_fraction(n, k, 1.0 + kept))  # the other draw's noise, and what is left
+    variance = KEPT_VARIANCE
+    if is_noise(scores, mask, prices):
+        prices[:] = 0.0
+        close_experts(capacity, prices)
+        variance = EQUAL_VARIANCE
+    return slots > 0, sampling_radius(scores, mask, prices, 1, variance)
 
 
 @jit
