@@ -88,13 +88,11 @@ def check_capacity(
     return capacity.to(torch.int64).expand(shape).contiguous()
 
 
-def check_prices(prices: Tensor | None, shape: Sequence[int]) -> None:
-    """Requires None or floating [..., k] that matches `shape` = [..., k]."""
-    if prices is None:
-        return
+def check_prices(prices: Tensor, shape: tuple[int, ...]) -> None:
+    """Requires floating [..., k] that matches `shape` = [..., k]."""
     if not prices.is_floating_point():
         raise ValueError(f"prices must be floating point, got {prices.dtype}: pass an earlier Assignment's .prices")
-    if prices.shape != tuple(shape):
+    if prices.shape != shape:
         raise ValueError(
             f"prices must have shape {list(shape)} (one for each problem and expert), got {list(prices.shape)}: "
             "pass the .prices of an Assignment of the same batch, or expand them"

@@ -91,9 +91,10 @@ def assign(
     check_one_of("method", method, METHODS)
     *batch, n, k = scores.shape
     check_mask(mask, [*batch, n])
-    check_prices(prices, [*batch, k])
     check_same_device("mask", mask, "scores", scores)
-    check_same_device("prices", prices, "scores", scores)
+    if prices is not None:
+        check_prices(prices, (*batch, k))
+        check_same_device("prices", prices, "scores", scores)
     if isinstance(capacity, Tensor):
         check_same_device("capacity", capacity, "scores", scores)
     # None is left to the solver: where it works in NumPy anyway, that makes the tensor in a third of the time.

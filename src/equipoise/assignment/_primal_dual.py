@@ -82,7 +82,7 @@ def primal_dual(
         c[:] = capacity.numpy().reshape(b, k)
     else:
         c[:] = -(-n // k) if mask is None else -(-rows.sum(1, keepdims=True) // k)
-    p = np.zeros((b, k)) if prices is None else prices.double().numpy().reshape(b, k).copy()
+    p = np.zeros((b, k)) if prices is None else _own_copy(prices).reshape(b, k)
     if not _solve.can_start(c, rows, mask is not None, p):
         check_start(c.reshape(*batch, k), np.asarray(rows.reshape(*batch, n).sum(-1)), p)
     z = np.empty((b, n), np.int32)
@@ -109,6 +109,11 @@ def primal_dual(
         torch.from_numpy(p.reshape(*batch, k)),
         torch.from_numpy(gap.reshape(batch)),
     )
+
+
+def _own_copy(prices: Tensor) -> Floats:
+    # Most are float64 already; to have torch find that out takes as long as the copy.
+    return (prices if prices.dtype is torch.float64 else prices.double()).numpy().copy()
 
 
 def _solve_directly(
