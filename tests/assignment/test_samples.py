@@ -3,6 +3,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_rows_end_within_the_radius_of_their_best_offer(seed: int, biased: bool)
     scores = draw_scores("gumbel", n, k, seed) + (torch.linspace(0.0, 3.0, k) if biased else 0.0)
     mask, target, z = np.ones(n, np.bool_), np.full(k, n / k), np.empty(n, np.int32)
     prices = np.zeros(k)
-    radius, mu = _solve.coarse_prices(scores.numpy(), mask, target, False, prices, z)
+    radius, mu = _solve.coarse_prices(scores.numpy(), mask, target, False, False, prices, z)
     assert mu == 0
     offers = scores.numpy() - prices
     best = np.sort(offers, 1)[:, -2:]
@@ -98,45 +99,63 @@ def test_one_of_sinkhorns_steps() -> None:
 
 def test_prices_of_an_earlier_draw_are_noise_or_they_are_not() -> None:
     n, k = 4096, 32
-    mask, answers = np.ones(n, np.bool_), Counter[str]()
+    mask, target, forgotten = np.ones(n, np.bool_), np.full(k, n / k), Counter[str]()
     for seed in range(20):
         bias = 0.3 * torch.randn(k, generator=torch.Generator().manual_seed(seed))
-        earlier, scores = draw_scores("gumbel", n, k, seed), draw_scores("gumbel", n, k, seed + 100)
         for name, shift in (("equal", torch.zeros(k)), ("different", bias)):
-            prices = eq.assign(earlier + shift).prices.numpy()
-            answers[name] += _samples.is_noise((scores + shift).numpy(), mask, prices)
-    assert answers["equal"] >= 19
-    assert answers["different"] <= 1
+            earlier = draw_scores("gumbel", n, k, seed) + shift
+            scores = (draw_scores("gumbel", n, k, seed + 100) + shift).numpy()
+            before = eq.assign(earlier).prices.numpy()
+            prices = before.copy()
+            radius = _samples.forget_noise(scores, mask, target, False, prices)
+            assert np.array_equal(prices, np.zeros(k) if radius > 0 else before)
+            forgotten[name] += radius > 0
+    assert forgotten["equal"] >= 19
+    assert forgotten["different"] <= 1
+
+
+def test_noise_is_not_forgotten_for_equal_prices_that_rows_do_not_agree_with() -> None:
+    n, k = 4096, 16
+    mask, target = np.ones(n, np.bool_), np.full(k, n / k)
+    noise = eq.assign(draw_scores("gumbel", n, k, 0)).prices.numpy()
+    scores = draw_scores("gumbel", n, k, 1).numpy()
+    assert _samples.forget_noise(scores, mask, target, False, noise.copy()) > 0
+    assert _samples.forget_noise(scores + np.linspace(0, 3, k), mask, target, False, noise.copy()) == 0
+
+
+def test_closed_experts_stay_closed() -> None:
+    n, k = 4096, 16
+    mask, target = np.ones(n, np.bool_), np.where(np.arange(k) == 3, 0.0, n / (k - 1))
+    prices = np.where(np.arange(k) == 3, np.inf, 0.01 * np.arange(k))
+    assert _samples.forget_noise(draw_scores("gumbel", n, k, 0).numpy(), mask, target, False, prices) > 0
+    assert np.array_equal(prices, np.where(np.arange(k) == 3, np.inf, 0.0))
 
 
 @pytest.mark.parametrize("k", [16, 100])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_rows_that_are_contested(k: int, dtype: type) -> None:
+def test_leads_and_the_counts_of_their_rows(k: int, dtype: type) -> None:
     rng = np.random.default_rng(0)
     scores, prices, mask = rng.normal(size=(500, k)).astype(dtype), rng.uniform(size=k), rng.random(500) < 0.7
     prices[1] = np.inf
-    best = np.sort(scores - prices, 1)[:, -2:]
-    close = (best[:, 1] - best[:, 0] < 0.2)[::3]
-    assert _samples.contested(scores, mask, 3, prices, 0.2) == close[mask[::3]].mean()
-    leads = np.sort((best[:, 1] - best[:, 0])[::3][mask[::3]])
-    np.testing.assert_allclose(_smoothing.sorted_leads(scores, mask, 3, prices), leads, atol=1e-6)
+    offers = (scores - prices)[::3][mask[::3]]
+    best, counts = np.sort(offers, 1)[:, -2:], np.ones(k)
+    leads = _smoothing.sorted_leads(scores, mask, 3, prices, counts)
+    np.testing.assert_allclose(leads, np.sort(best[:, 1] - best[:, 0]), atol=1e-6)
+    assert np.array_equal(counts, 1 + np.bincount(offers.argmax(1), minlength=k))
 
 
 def test_leads_of_ties_and_of_rows_with_one_expert() -> None:
     scores = np.array([[1.0, 1.0, 0.0], [-np.inf, 2.0, -np.inf], [0.0, 5.0, 3.0], [4.0, 0.0, 9.0]])
-    leads = _smoothing.sorted_leads(scores, np.array([True, True, True, False]), 1, np.zeros(3))
+    leads = _smoothing.sorted_leads(scores, np.array([True, True, True, False]), 1, np.zeros(3), np.zeros(3))
     assert leads.tolist() == [0.0, 2.0]
 
 
-@pytest.mark.parametrize("warm", [False, True])
-@pytest.mark.parametrize("slack", [1.0, 1.05, 1.25])
-def test_a_large_matrix_is_read_twice(slack: float, warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once to list candidates, once for the proof: more would mean that lists were too short or prices moved away.
+Reads = Callable[[], Counter[str]]
 
-    One matrix in four may lack a candidate that it needs, and is priced again.
-    """
-    n, k = 65536, 64
-    capacity = math.ceil(slack * n / k)
+
+@pytest.fixture
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    """How many rows were listed and priced since this was last called."""
     read = Counter[str]()
 
     def count_rows(module: Any, name: str, start: int) -> None:
@@ -148,12 +167,71 @@ def test_a_large_matrix_is_read_twice(slack: float, warm: bool, monkeypatch: pyt
 
         monkeypatch.setattr(module, name, call)
 
+    def since() -> Counter[str]:
+        counted = read.copy()
+        read.clear()
+        return counted
+
+    count_rows(_primal_dual._choices, "collect", 4)
+    count_rows(_primal_dual._pricing, "price_rows", 3)
+    return since
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("slack", [1.0, 1.05, 1.25])
+def test_a_large_matrix_is_read_twice(slack: float, warm: bool, rows_read: Reads) -> None:
+    """Once to list candidates, once for the proof: more would mean that lists were too short or prices moved away.
+
+    One matrix in four may lack a candidate that it needs, and is priced again.
+    """
+    n, k = 65536, 64
+    capacity = math.ceil(slack * n / k)
     earlier = [
         eq.assign(draw_scores("gumbel", n, k, seed + 100), capacity).prices if warm else None for seed in range(4)
     ]
-    count_rows(_primal_dual._choices, "collect", 4)
-    count_rows(_primal_dual._pricing, "price_rows", 3)
+    rows_read()
     for seed in range(4):
         eq.assign(draw_scores("gumbel", n, k, seed), capacity, prices=earlier[seed])
+    read = rows_read()
     assert read["collect"] == 4 * n
     assert read["price_rows"] <= 5 * n
+
+
+# How far the experts' popularity spreads in the earlier draw and in this one, and whether it is the same experts'.
+@pytest.mark.parametrize(
+    ("before", "now", "same"), [(1, 1, True), (1, 0, True), (0, 1, True), (1, 1, False), (1, 2, True)]
+)
+@pytest.mark.parametrize("slack", [1.0, 1.05, 1.25])
+def test_a_start_that_misleads_costs_no_more_than_none(
+    slack: float, before: float, now: float, same: bool, rows_read: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_primal_dual, "BLOCK_ROWS", 1024)  # so that passes are called from Python, and counted
+    n, k = 4096, 32
+    capacity = math.ceil(slack * n / k)
+    cold, warm = Counter[str](), Counter[str]()
+    for seed in range(6):
+        popularity = torch.randn(2, k, generator=torch.Generator().manual_seed(seed))
+        earlier = draw_scores("gumbel", n, k, seed + 100) + before * popularity[0]
+        scores = draw_scores("gumbel", n, k, seed) + now * popularity[0 if same else 1]
+        prices = eq.assign(earlier, capacity).prices
+        rows_read()
+        a = eq.assign(scores, capacity)
+        cold += rows_read()
+        b = eq.assign(scores, capacity, prices=prices)
+        warm += rows_read()
+        assert float(a.value) == pytest.approx(float(b.value), rel=1e-9)
+    assert warm["collect"] <= cold["collect"]
+    assert warm["price_rows"] <= cold["price_rows"] + n  # one of the six may find its lists a row short
+
+
+@pytest.mark.parametrize("slack", [1.0, 1.05, 1.25])
+@pytest.mark.parametrize("spread", [0.1, 0.2, 0.4, 1.0])
+def test_experts_of_different_popularity_take_few_passes(slack: float, spread: float, rows_read: Reads) -> None:
+    """Popularity that a sample has not noticed, or not fully: prices leave their lists, and get others in time."""
+    n, k = 65536, 64
+    for seed in range(3):
+        popularity = spread * torch.randn(k, generator=torch.Generator().manual_seed(seed))
+        eq.assign(draw_scores("gumbel", n, k, seed) + popularity, math.ceil(slack * n / k))
+        read = rows_read()
+        assert read["collect"] <= 3 * n
+        assert read["price_rows"] <= 2 * n

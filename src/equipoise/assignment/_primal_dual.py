@@ -50,8 +50,6 @@ BLOCK_ROWS = 8192
 GROUP_REACHES = np.array([1, 1 / 8, 1 / 64])
 # Where prices were hard to find, the last lists of candidates reach so many of the last mu.
 CHAIN_REACH = 64.0
-# How often candidates are collected anew because prices moved away from them.
-MOST_DRIFTS = 4
 
 
 def primal_dual(
@@ -169,6 +167,8 @@ class _Problem:
             start = None
         else:
             start, mu = self._start_from_samples(warm)
+        if start is None and warm and mu == 0:  # else the start was forgotten before these prices were found
+            return self._solve_cold()
         if start is None:
             slack = self.slack
             radius, tied = self._all_prices(mu, slack)
@@ -179,18 +179,22 @@ class _Problem:
                     return value, regret
             start = self._start_from_all_rows(slack, radius)
         value, regret, wrong = self._finish_widening(start)
-        if warm and len(wrong) > 0:
-            self.prices[:] = 0.0  # a start so far off that rounding swallowed the scores: once more without it
-            return self.solve(warm=False)
+        if warm and len(wrong) > 0:  # a start so far off that rounding swallowed the scores
+            return self._solve_cold()
         return value, regret
+
+    def _solve_cold(self) -> tuple[float, float]:
+        """Once more without a warm start that led nowhere."""
+        self.prices[:] = 0.0
+        return self.solve(warm=False)
 
     def _start_from_samples(self, warm: bool) -> tuple[_Start | None, float]:
         """The usual case, in blocks of rows. None where samples are not enough, and the mu they led to, if they did."""
         n, k = self.scores.shape
         target = self.capacity.astype(np.float64)
-        slack, radius = _solve.prepare(self.scores, self.mask, self.capacity, warm, self.prices)
-        if not warm:
-            radius, mu = _solve.coarse_prices(self.scores, self.mask, target, slack, self.prices, self.z)
+        slack, radius = _solve.prepare(self.scores, self.mask, self.capacity, target, warm, self.prices)
+        if radius == 0:
+            radius, mu = _solve.coarse_prices(self.scores, self.mask, target, slack, warm, self.prices, self.z)
             if mu > 0:
                 return None, mu
         choices, settled, excess, _ = self._refine(radius, _solve.FIRST_MU * radius, target, slack, _solve.goal_of(k))
@@ -276,7 +280,7 @@ class _Problem:
         """Collects choices and refines prices, again if they move out of the radius; the rest is `_solve.refine`'s."""
         choices, settled = self._collect(radius)
         excess, last = 0.0, mu
-        for _ in range(MOST_DRIFTS if radius > 0 else 0):
+        for _ in range(_solve.MOST_DRIFTS if radius > 0 else 0):
             choices, excess, last = _solve.refine(
                 choices, settled, target, slack, 1, radius, mu, goal, self.prices, self.z
             )

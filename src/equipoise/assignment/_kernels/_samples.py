@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit
-from equipoise._core._vector import count_bits
-from equipoise.assignment._kernels._choices import WORD, Scores, best_expert, best_offer, candidate_bits
+from equipoise.assignment._kernels._choices import Scores, best_expert, best_offer
 from equipoise.assignment._kernels._smoothing import imbalance, quantile, sorted_leads
 
 Floats = NDArray[np.float64]
@@ -22,6 +21,10 @@ COARSE_ROWS_PER_EXPERT = 16
 LEVEL_RATIO = 8
 # The part of the rows that tells how far prices are off.
 NEAR = 0.125
+# One row in so many is asked about an earlier draw's prices, at most as many as the first sample has.
+ASKED = 64
+# Those are noise below so many times the variance that chance gives them.
+NOISE = 2.0
 # When so few rows are left with a choice, the next sample may be the whole.
 FEW_WITH_A_CHOICE = 0.2
 
@@ -41,14 +44,18 @@ def next_stride(n: int, k: int, stride: int, found: bool) -> int:
 
 @jit
 def agrees(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats) -> bool:
-    """Whether every `stride`-th row is as balanced at these prices as chance allows.
+    """Whether every `stride`-th row is as balanced at these prices as chance allows."""
+    return held_out(scores, mask, stride, target, slack, prices) <= chance(mask[stride // 2 :: stride].sum(), target)
 
-    An expert's count among m rows varies by sqrt(m/k), so that at the right prices 0.4 sqrt(m k) of them are out of
-    place, with a standard deviation of 0.3 sqrt(m). Three of those are allowed for.
+
+@jit
+def chance(rows: float, target: Floats) -> float:
+    """How many of a sample's rows may be out of place at the right prices.
+
+    An expert's count among m rows varies by sqrt(m/k), so that 0.4 sqrt(m k) of them are out of place, with a standard
+    deviation of 0.3 sqrt(m). Three of those are allowed for.
     """
-    rows = mask[stride // 2 :: stride].sum()
-    chance = 0.4 * np.sqrt(prices.shape[0] * rows) + 0.9 * np.sqrt(rows)
-    return held_out(scores, mask, stride, target, slack, prices) <= chance
+    return 0.4 * np.sqrt(target.shape[0] * rows) + 0.9 * np.sqrt(rows)
 
 
 @jit
@@ -61,6 +68,12 @@ def held_out(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bo
             best = best_offer(scores[i], near_prices)
             if best > -np.inf:
                 counts[best_expert(scores, i, near_prices, best)] += 1
+    return missed(counts, stride, target, slack, prices)
+
+
+@jit
+def missed(counts: Floats, stride: int, target: Floats, slack: bool, prices: Floats) -> float:
+    """The imbalance of every `stride`-th row, from how many of them want each expert."""
     return imbalance(counts, target * (1.0 / stride if slack else counts.sum() / target.sum()), prices, slack)
 
 
@@ -69,7 +82,8 @@ def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int, va
     """How far prices may be off; `variance`: of their error, in units of what every `stride`-th row leaves unknown."""
     n, k = scores.shape
     fraction = radius_fraction(max(1, n // stride), k, variance)
-    return radius_of(sorted_leads(scores, mask, max(stride, leads_stride(n, fraction)), prices), fraction)
+    stride = max(stride, leads_stride(n, fraction))
+    return radius_of(sorted_leads(scores, mask, stride, prices, np.zeros(k)), fraction)
 
 
 @jit
@@ -111,20 +125,45 @@ def error_variance(ratio: int, found: bool) -> float:
 
 
 @jit
-def is_noise(scores: Scores, mask: Flags, prices: Floats) -> bool:
-    """Whether an earlier draw's prices differ by little more than chance, so that equal ones are the better start.
+def forget_noise(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats) -> float:
+    """Makes an earlier draw's prices equal again if they hold little but noise, and a few rows agree with equal ones.
 
     Let v be the variance that chance gives to prices p. Those of another draw are nearest to m + f (p - m), where m is
-    their mean and f = 1 - v / var p (James and Stein, 1961). Below f = 2/3 a start from p took longer than one from
-    equal prices, as measured on draws with experts of different popularity.
+    their mean and f = 1 - v / var p (James and Stein, 1961). If f is less than a half, equal prices are nearer than p.
 
-    The standard deviation sqrt(v) is as far as prices move where an expert gains or loses sqrt(k/n) of its rows, and
-    about so many rows have their second offer within it; a quarter of them within a distance that is larger in
-    proportion. So v need not be known: within less there are fewer.
+    Returns:
+        The radius for candidates of all rows at equal prices; or 0 if it was better to keep the prices.
     """
     n, k = scores.shape
-    distance = np.sqrt(variance_of(prices) / 3)
-    return contested(scores, mask, max(1, n // 128), prices, distance * 0.25 / np.sqrt(k / n)) < 0.25
+    equal, counts, ratio = prices.copy(), np.zeros(k), coarse_stride(n, k)
+    equal_prices(equal)
+    most = error_variance(min(ratio, 16), False)  # for what may have gone unnoticed, as much as a sample would need
+    stride = min(leads_stride(n, radius_fraction(n, k, most)), max(ASKED, ratio))
+    leads = sorted_leads(scores, mask, stride, equal, counts)
+    variance = variance_of(prices) / chance_variance(leads, n, k)
+    if not variance < NOISE or missed(counts, stride, target, slack, equal) > chance(counts.sum(), target):
+        return 0.0
+    prices[:] = equal
+    # With slack most prices are 0, whatever else chance would have made of them.
+    return radius_of(leads, radius_fraction(n, k, most if slack else min(most, max(1.0, variance))))
+
+
+@jit
+def chance_variance(leads: Floats, n: int, k: int) -> float:
+    """The variance of a draw's prices where experts are equally popular.
+
+    Its root is as far as prices move where an expert gains or loses sqrt(k/n) of its rows, and about so many rows have
+    their second offer within it; a quarter of them within a distance that is larger in proportion.
+    """
+    return quantile(leads, 0.25) ** 2 * 16 * k / n
+
+
+@jit
+def equal_prices(prices: Floats) -> None:
+    """Makes them 0, but for experts that are closed."""
+    for j in range(prices.shape[0]):
+        if prices[j] < np.inf:
+            prices[j] = 0.0
 
 
 @jit
@@ -138,18 +177,3 @@ def variance_of(prices: Floats) -> float:
             mean += change / count
             total += change * (prices[j] - mean)
     return total / max(1, count - 1)
-
-
-@jit
-def contested(scores: Scores, mask: Flags, stride: int, prices: Floats, distance: float) -> float:
-    """The part of every `stride`-th row whose second offer is within a distance of the best."""
-    rows, close, near_prices = 0, 0, prices.astype(scores.dtype)
-    for i in range(0, scores.shape[0], stride):
-        if mask[i]:
-            best = best_offer(scores[i], near_prices)
-            count = 0
-            for start in range(0, prices.shape[0], WORD):
-                count += count_bits(candidate_bits(scores, i, near_prices, best - distance, start))
-            close += count > 1
-            rows += 1
-    return close / max(1, rows)

@@ -67,8 +67,11 @@ def mean_spread(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Fl
 
 
 @jit
-def sorted_leads(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats) -> Floats:
-    """How far the best offer is ahead of the next one, for every `stride`-th row that has two, from least to most."""
+def sorted_leads(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats, counts: Floats) -> Floats:
+    """How far the best offer is ahead of the next one, for every `stride`-th row that has two, from least to most.
+
+    Those rows are added to the `counts` [k] of their best experts.
+    """
     n, k = scores.shape
     leads, count, near_prices = np.empty((n + stride - 1) // stride), 0, prices.astype(scores.dtype)
     for i in range(0, n, stride):
@@ -83,6 +86,7 @@ def sorted_leads(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: F
             if second > -np.inf:  # there is another one
                 leads[count] = best - second
                 count += 1
+                counts[j] += 1
     return np.sort(leads[:count])
 
 

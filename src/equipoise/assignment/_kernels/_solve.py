@@ -25,8 +25,9 @@ from equipoise.assignment._kernels._pricing import final_prices, finite_prices, 
 from equipoise.assignment._kernels._samples import (
     agrees,
     coarse_stride,
+    equal_prices,
     error_variance,
-    is_noise,
+    forget_noise,
     next_stride,
     sampling_radius,
 )
@@ -58,9 +59,12 @@ STEP = 4.0
 SETTLED = 8.0
 # Rows with a choice for each that has to move.
 ROWS_TO_CHOOSE = 48
-# The variance of a warm start's error, in units of what all rows leave unknown: with the earlier draw's prices, which
-# may share the logits with this one or not; and with equal ones in place of prices that were noise.
-KEPT_VARIANCE, EQUAL_VARIANCE = 1.5, 1.125
+# The variance of the noise in an earlier draw's prices, in units of what all rows leave unknown: 1, less what this draw
+# has in common with it because they share the logits.
+EARLIER_NOISE = 0.5
+# Prices that moved apart by so many radii have left their candidates behind; how often others are collected, at most.
+DRIFT = 1.25
+MOST_DRIFTS = 4
 # How often rows get choices that they turn out to need (`_amend.py`).
 MOST_ROUNDS = 16
 # A gap of this much of the value, or of the largest score assigned, is rounding. Ten times stricter than promised.
@@ -69,11 +73,12 @@ ENOUGH = 1e-10
 
 @jit
 def coarse_prices(
-    scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats, z: Ints
+    scores: Scores, mask: Flags, target: Floats, slack: bool, warm: bool, prices: Floats, z: Ints
 ) -> tuple[float, float]:
     """Prices from samples of the rows, each larger than the one before, all smaller than the whole.
 
-    A sample in which prices are right but for chance has nothing to teach: its own would only be further off.
+    A sample in which prices are right but for chance has nothing to teach: its own would only be further off. Prices of
+    a warm start that it does not agree with are forgotten.
 
     Returns:
         The radius for candidates of all rows, and 0; or where the first sample is not enough for lists of candidates, 0
@@ -82,13 +87,18 @@ def coarse_prices(
     n, k = scores.shape
     stride = coarse_stride(n, k)
     spread = mu = 0.0
+    noise = EARLIER_NOISE if warm else 0.0
     found = not agrees(scores, mask, stride, target, slack, prices)
+    if found and warm:
+        noise = 0.0
+        equal_prices(prices)
+        found = not agrees(scores, mask, stride, target, slack, prices)
     if found:
         mu, spread = first_prices(scores, mask, target, slack, prices)
         if not spread > 0:
             return 0.0, 0.0
     finer = next_stride(n, k, stride, found)
-    radius = sampling_radius(scores, mask, prices, finer, error_variance(stride // finer, found))
+    radius = sampling_radius(scores, mask, prices, finer, error_variance(stride // finer, found) + noise / finer)
     # Rows choose by gaps that the sample's prices are too coarse for; or the sample is tied down to a small mu.
     if found and (radius < 0.75 * mu or mu < spread / 512):
         return 0.0, mu
@@ -96,6 +106,7 @@ def coarse_prices(
         stride = finer
         found = not agrees(scores, mask, stride, target, slack, prices)
         if found:
+            noise = 0.0
             choices, settled, before = room_for_choices(scores, n // stride + 1), np.zeros(k), prices.copy()
             goal = 0.25 * np.sqrt(k * (n / stride))  # counts of a sample are not known better than this
             m, _ = collect(scores, mask, prices, radius, 0, n, stride, choices, 0, settled, z)
@@ -105,7 +116,7 @@ def coarse_prices(
             if excess == LOST:
                 prices[:] = before
         finer = next_stride(n, k, stride, found)
-        radius = sampling_radius(scores, mask, prices, finer, error_variance(stride // finer, found))
+        radius = sampling_radius(scores, mask, prices, finer, error_variance(stride // finer, found) + noise / finer)
     return radius, 0.0
 
 
@@ -160,7 +171,7 @@ def refine(
         last[:] = prices
         laplacian(hessian)
         length = newton_step(prices, demand, target, hessian, mu, STEP * mu, slack)
-        if furthest_apart(hessian, prices - before) > 2 * radius:
+        if furthest_apart(hessian, prices - before) > DRIFT * radius:
             return choices, DRIFTED, mu
         stays += 1
         if length > 2 * STEP * mu and stays < MOST_STAYS:
@@ -220,14 +231,14 @@ def solve_usual(
     """
     n, k = scores.shape
     target = capacity.astype(np.float64)
-    slack, radius = prepare(scores, mask, capacity, warm, prices)
-    if not warm:
-        radius, mu = coarse_prices(scores, mask, target, slack, prices, z)
+    slack, radius = prepare(scores, mask, capacity, target, warm, prices)
+    if radius == 0:
+        radius, mu = coarse_prices(scores, mask, target, slack, warm, prices, z)
         if mu > 0:
             return False, 0.0, 0.0, mu
     room, settled, wrong = room_for_choices(scores, n), np.zeros(k), np.empty(n, np.int32)
     choices, excess = first(room, 0), DRIFTED
-    for _ in range(2):
+    for _ in range(MOST_DRIFTS):
         if excess == DRIFTED:  # at first; then, if prices moved so far that other candidates count
             settled[:] = 0.0
             m, illegal = collect(scores, mask, prices, radius, 0, n, 1, room, 0, settled, z)
@@ -315,11 +326,13 @@ def can_start(capacity: Counts, mask: Flags, masked: bool, prices: Floats) -> bo
 
 
 @jit
-def prepare(scores: Scores, mask: Flags, capacity: Counts, warm: bool, prices: Floats) -> tuple[bool, float]:
+def prepare(
+    scores: Scores, mask: Flags, capacity: Counts, target: Floats, warm: bool, prices: Floats
+) -> tuple[bool, float]:
     """Makes prices ready to start from.
 
     Returns:
-        Whether slots will be left; and with a warm start the radius for candidates, else 0.
+        Whether slots will be left; and the radius for candidates of all rows, if a warm start tells it, else 0.
     """
     slots = 0
     for j in range(capacity.shape[0]):
@@ -327,14 +340,7 @@ def prepare(scores: Scores, mask: Flags, capacity: Counts, warm: bool, prices: F
     for i in range(mask.shape[0]):
         slots -= mask[i]
     close_experts(capacity, prices)
-    if not warm:
-        return slots > 0, 0.0
-    variance = KEPT_VARIANCE
-    if is_noise(scores, mask, prices):
-        prices[:] = 0.0
-        close_experts(capacity, prices)
-        variance = EQUAL_VARIANCE
-    return slots > 0, sampling_radius(scores, mask, prices, 1, variance)
+    return slots > 0, forget_noise(scores, mask, target, slots > 0, prices) if warm else 0.0
 
 
 @jit
