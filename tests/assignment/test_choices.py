@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 import equipoise as eq
+from equipoise.assignment import _primal_dual
 from equipoise.assignment._kernels import _amend, _choices, _flow, _samples, _smoothing, _solve
 from equipoise.experiments.bench._families import draw_scores
 
@@ -250,3 +251,30 @@ def test_what_no_row_connects_is_joined(family: str) -> None:
             a = eq.assign(scores, capacity)
             assert a.gap <= 1e-9 * max(abs(float(a.value)), float(scores.abs().max()))
             assert (a.counts <= a.capacity).all()
+
+
+def test_rows_are_spread_over_offers_within_reach() -> None:
+    """Rows 0 to 5 are tied between experts 0 and 1, rows 6 and 7 nearly so between 1 and 2; expert 2 needs none."""
+    scores = np.array([[1.0, 1.0, 0.0]] * 6 + [[0.0, 1.0, 0.95]] * 2)
+    prices, settled, counts = np.zeros(3), np.array([1.0, 0.0, 0.0]), np.empty(3)
+    choices = _choices.all_choices(scores, np.ones(8, np.bool_))
+    cols = np.repeat(np.arange(3, dtype=np.int32)[None], 8, 0)
+    choices = choices._replace(cols=cols, vals=scores.copy(), dense=False)
+    target, needy = np.array([4.0, 3.0, 2.0]), np.zeros(3, np.bool_)
+    _choices.count_spread(choices, prices, 0.1, settled, target, needy, counts)
+    assert counts.tolist() == [4.0, 3.0, 2.0]
+    _choices.count_spread(choices, prices, 0.01, settled, target, needy, counts)
+    assert counts.tolist() == [4.0, 5.0, 0.0]
+    _choices.count_spread(choices, prices, 0.1, settled, np.full(3, 8.0), np.array([False, False, True]), counts)
+    assert counts.tolist() == [4.0, 5.0, 0.0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_exact_ties_are_no_imbalance(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halves in place of real numbers, experts of different popularity: lists of candidates are enough."""
+    n, k = 16384, 32
+    popularity = torch.randn(k, generator=torch.Generator().manual_seed(seed))
+    scores = (2 * (draw_scores("logits", n, k, seed) + popularity)).round() / 2
+    monkeypatch.setattr(_primal_dual._descent, "all_prices", None)  # not called
+    a = eq.assign(scores)
+    assert float(a.gap) <= 1e-9 * float(a.value)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 import equipoise as eq
 from equipoise.assignment import _primal_dual
-from equipoise.assignment._kernels import _descent, _smoothing
+from equipoise.assignment._kernels import _descent, _smoothing, _solve
 from equipoise.experiments.bench._families import draw_scores
 
 Floats = NDArray[np.float64]
@@ -172,3 +172,15 @@ def test_an_illegal_score_among_ties_is_named() -> None:
     scores[12345, 3] = float("nan")
     with pytest.raises(ValueError, match="12345"):
         eq.assign(scores)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_that_are_alike_end_without_a_favourite(seed: int) -> None:
+    """Where one expert is ahead for all rows, a step as long as it may be must not be believed unseen."""
+    n, k = 4096, 64
+    scores = draw_scores("identical", n, k, seed).numpy()
+    prices = np.zeros(k)
+    mu, spread = _solve.first_prices(scores, np.ones(n, np.bool_), np.full(k, n / k), False, prices)
+    assert mu == pytest.approx(_solve.LEAST_MU * spread)
+    offers = np.sort(scores[0] - prices)
+    assert offers[-1] - offers[-2] < 4 * mu

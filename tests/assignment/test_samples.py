@@ -12,7 +12,7 @@ import torch
 
 import equipoise as eq
 from equipoise.assignment import _primal_dual
-from equipoise.assignment._kernels import _descent, _samples, _smoothing, _solve
+from equipoise.assignment._kernels import _descent, _samples, _solve
 from equipoise.experiments.bench._families import draw_scores
 
 
@@ -39,6 +39,20 @@ def test_chance_is_that_of_the_rows_that_are_there() -> None:
     missed = np.maximum(counts - counts.sum() / k, 0).sum()
     assert 0.7 * np.sqrt(k * counts.sum()) < missed < 0.5 * np.sqrt(k * n / stride)
     assert not _samples.agrees(scores, mask, stride, target, False, prices)
+
+
+@pytest.mark.parametrize("k", [16, 100])
+def test_tied_rows_are_shared_among_their_experts(k: int) -> None:
+    rng = np.random.default_rng(0)
+    scores, prices = rng.integers(0, 3, (600, k)).astype(np.float32), np.zeros(k)
+    prices[1] = np.inf
+    offers = (scores - prices)[1::3]
+    tied = offers == offers.max(1, keepdims=True)
+    counts = (tied / tied.sum(1, keepdims=True)).sum(0)
+    target = rng.uniform(1.0, 2.0, k)
+    expected = np.maximum(counts - target * (200 / target.sum()), 0.0).sum()
+    missed = _samples.held_out(scores, np.ones(600, np.bool_), 3, target, False, prices)
+    assert missed == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -139,14 +153,14 @@ def test_leads_and_the_counts_of_their_rows(k: int, dtype: type) -> None:
     prices[1] = np.inf
     offers = (scores - prices)[::3][mask[::3]]
     best, counts = np.sort(offers, 1)[:, -2:], np.ones(k)
-    leads = _smoothing.sorted_leads(scores, mask, 3, prices, counts)
+    leads = _samples.sorted_leads(scores, mask, 3, prices, counts)
     np.testing.assert_allclose(leads, np.sort(best[:, 1] - best[:, 0]), atol=1e-6)
     assert np.array_equal(counts, 1 + np.bincount(offers.argmax(1), minlength=k))
 
 
 def test_leads_of_ties_and_of_rows_with_one_expert() -> None:
     scores = np.array([[1.0, 1.0, 0.0], [-np.inf, 2.0, -np.inf], [0.0, 5.0, 3.0], [4.0, 0.0, 9.0]])
-    leads = _smoothing.sorted_leads(scores, np.array([True, True, True, False]), 1, np.zeros(3), np.zeros(3))
+    leads = _samples.sorted_leads(scores, np.array([True, True, True, False]), 1, np.zeros(3), np.zeros(3))
     assert leads.tolist() == [0.0, 2.0]
 
 

@@ -414,3 +414,30 @@ def narrow(choices: Choices, prices: Floats, reach: float, settled: Floats, z: I
         settled[j] += tally[0, j]
         counts[j] = settled[j] + tally[1, j]
     return first(choices, size)
+
+
+@jit
+def crowded(choices: Choices) -> bool:
+    """Whether rows have so many candidates, on average, that for some of them a list may not have had the room."""
+    return 2 * choices.width.sum() > choices.width.shape[0] * choices.cols.shape[1]
+
+
+@jit
+def count_spread(
+    choices: Choices, prices: Floats, reach: float, settled: Floats, target: Floats, resting: Flags, counts: Floats
+) -> None:
+    """Counts the rows of each expert if each takes, of the offers within `reach` of its best, the one most in need.
+
+    An expert needs as many rows as it lacks of its target; if it is `resting`, it needs none, but can have too many.
+    """
+    counts[:] = settled
+    for a in range(choices.rows.shape[0]):
+        best, _, _ = two_best(choices.cols, choices.vals, a, choices.width[a], prices)
+        expert, most = -1, -np.inf
+        for w in range(choices.width[a]):
+            j = choices.cols[a, w]
+            need = target[j] - counts[j]
+            need = min(need, 0.0) if resting[j] else need
+            if need > most and choices.vals[a, w] - prices[j] >= best - reach:
+                expert, most = j, need
+        counts[expert] += 1

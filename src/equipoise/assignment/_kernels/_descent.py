@@ -37,6 +37,9 @@ Flags = NDArray[np.bool_]
 # Newton steps at one mu, at most; experts that share rows move apart by at most this many mu in one.
 MOST_STEPS = 12
 STEP = 4.0
+# A step of at most so many mu need not be looked at. One that had to be limited must: where one expert is ahead for all
+# rows, it can lead as far to the other side.
+TRUSTED = 2.0
 # Steps in a row that bring demand no nearer to the target, after which more of them would not either.
 MOST_STALLS = 4
 # Demand meets the target when it misses at most one row in so many.
@@ -208,7 +211,7 @@ def descend(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Fl
             least = np.inf  # a step of another kind, which need not lower the dual
         else:
             newton_step(prices, demand, goals, hessian, mu, STEP * mu, slack)
-            if furthest_apart(hessian, prices - last) <= STEP * mu:
+            if furthest_apart(hessian, prices - last) <= TRUSTED * mu:
                 return
     prices[:] = last
 

@@ -9,9 +9,10 @@ Legend: n rows, k experts, m rows of a sample. An expert whose price is +inf is 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise._core._jit import jit
-from equipoise.assignment._kernels._choices import Scores, best_expert, best_offer
-from equipoise.assignment._kernels._smoothing import imbalance, quantile, sorted_leads
+from equipoise._core._jit import jit, jit_inline
+from equipoise._core._vector import count_bits, lowest_bit
+from equipoise.assignment._kernels._choices import WORD, Scores, best_expert, best_offer, candidate_bits
+from equipoise.assignment._kernels._smoothing import imbalance
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -67,8 +68,41 @@ def held_out(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bo
         if mask[i]:
             best = best_offer(scores[i], near_prices)
             if best > -np.inf:
-                counts[best_expert(scores, i, near_prices, best)] += 1
+                j = only_best_expert(scores, i, near_prices, best)
+                if j >= 0:
+                    counts[j] += 1.0
+                else:
+                    share_row(scores, i, near_prices, best, counts)
     return missed(counts, stride, target, slack, prices)
+
+
+@jit_inline
+def only_best_expert(scores: Scores, i: int, prices: Scores, best: float) -> int:
+    """The expert that makes row i its best offer, which is given; -1 if there are several."""
+    expert = -1
+    for start in range(0, scores.shape[1], WORD):
+        bits = candidate_bits(scores, i, prices, best, start)
+        if bits != 0:
+            if expert >= 0 or bits & (bits - np.uint64(1)) != 0:
+                return -1
+            expert = start + lowest_bit(bits)
+    return expert
+
+
+@jit
+def share_row(scores: Scores, i: int, prices: Scores, best: float, counts: Floats) -> None:
+    """Adds row i to the counts of the experts that make it its best offer, in equal parts.
+
+    All of it to the first would favour experts by their number where offers are often tied.
+    """
+    k, tied = counts.shape[0], 0
+    for start in range(0, k, WORD):
+        tied += count_bits(candidate_bits(scores, i, prices, best, start))
+    for start in range(0, k, WORD):
+        bits = candidate_bits(scores, i, prices, best, start)
+        while bits != 0:
+            counts[start + lowest_bit(bits)] += 1.0 / tied
+            bits &= bits - np.uint64(1)
 
 
 @jit
@@ -84,6 +118,37 @@ def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int, va
     fraction = radius_fraction(max(1, n // stride), k, variance)
     stride = max(stride, leads_stride(n, fraction))
     return radius_of(sorted_leads(scores, mask, stride, prices, np.zeros(k)), fraction)
+
+
+@jit
+def sorted_leads(scores: Scores, mask: Flags, stride: int, prices: Floats, counts: Floats) -> Floats:
+    """How far the best offer is ahead of the next one, for every `stride`-th row that has two, from least to most.
+
+    Those rows are added to the `counts` [k] of their best experts.
+    """
+    n, k = scores.shape
+    leads, count, near_prices = np.empty((n + stride - 1) // stride), 0, prices.astype(scores.dtype)
+    for i in range(0, n, stride):
+        if mask[i]:
+            best = best_offer(scores[i], near_prices)
+            j = best_expert(scores, i, near_prices, best)
+            second = -np.inf
+            if j > 0:
+                second = best_offer(scores[i, :j], near_prices[:j])
+            if j + 1 < k:
+                second = max(second, best_offer(scores[i, j + 1 :], near_prices[j + 1 :]))
+            if second > -np.inf:  # there is another one
+                leads[count] = best - second
+                count += 1
+                counts[j] += 1
+    return np.sort(leads[:count])
+
+
+@jit
+def quantile(ordered: Floats, fraction: float) -> float:
+    """The number that a fraction of those in order are below; 0 if there are none."""
+    count = ordered.shape[0]
+    return ordered[min(count - 1, int(fraction * count))] if count > 0 else 0.0
 
 
 @jit

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_vector
 from equipoise._core._vector import larger
-from equipoise.assignment._kernels._choices import Choices, Scores, best_expert, best_offer
+from equipoise.assignment._kernels._choices import Choices, Scores
 from equipoise.assignment._kernels._pricing import exact_best_offer
 
 Ints = NDArray[np.int32]
@@ -64,37 +64,6 @@ def mean_spread(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Fl
                 total += (behind * (k / finite) - total) / (count + 1)
                 count += 1
     return total
-
-
-@jit
-def sorted_leads(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats, counts: Floats) -> Floats:
-    """How far the best offer is ahead of the next one, for every `stride`-th row that has two, from least to most.
-
-    Those rows are added to the `counts` [k] of their best experts.
-    """
-    n, k = scores.shape
-    leads, count, near_prices = np.empty((n + stride - 1) // stride), 0, prices.astype(scores.dtype)
-    for i in range(0, n, stride):
-        if mask[i]:
-            best = best_offer(scores[i], near_prices)
-            j = best_expert(scores, i, near_prices, best)
-            second = -np.inf
-            if j > 0:
-                second = best_offer(scores[i, :j], near_prices[:j])
-            if j + 1 < k:
-                second = max(second, best_offer(scores[i, j + 1 :], near_prices[j + 1 :]))
-            if second > -np.inf:  # there is another one
-                leads[count] = best - second
-                count += 1
-                counts[j] += 1
-    return np.sort(leads[:count])
-
-
-@jit
-def quantile(ordered: Floats, fraction: float) -> float:
-    """The number that a fraction of those in order are below; 0 if there are none."""
-    count = ordered.shape[0]
-    return ordered[min(count - 1, int(fraction * count))] if count > 0 else 0.0
 
 
 @jit

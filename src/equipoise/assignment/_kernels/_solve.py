@@ -13,6 +13,8 @@ from equipoise.assignment._kernels._choices import (
     Scores,
     all_choices,
     collect,
+    count_spread,
+    crowded,
     first,
     narrow,
     room_for_choices,
@@ -134,6 +136,12 @@ def first_prices(scores: Scores, mask: Flags, target: Floats, slack: bool, price
 
 
 @jit
+def near_balance(excess: float, n: int, k: int) -> bool:
+    """Whether so few rows are left to move (and prices were not lost) that chains can do it."""
+    return 0 <= excess <= n / 64 + k
+
+
+@jit
 def refine(
     choices: Choices,
     settled: Floats,
@@ -180,9 +188,15 @@ def refine(
         if SETTLED * mu < radius:
             choices = narrow(choices, prices, SETTLED * mu, settled, z, counts)
             # A price that the next step may take to 0 need not be the right one.
-            excess = imbalance(counts, target, np.maximum(prices - STEP * mu, 0.0), slack)
+            lowest = np.maximum(prices - STEP * mu, 0.0)
+            excess = imbalance(counts, target, lowest, slack)
             # Chains need rows to choose from, of which narrowing must not leave too few.
             if excess <= goal or choices.rows.shape[0] < ROWS_TO_CHOOSE * excess or mu < radius / 8192:
+                if not near_balance(excess, rows, k) and not crowded(choices):
+                    # It may be that rows are tied, and only counted in one place.
+                    resting = (lowest == 0) & slack
+                    count_spread(choices, prices, SETTLED * mu, settled, target, resting, counts)
+                    excess = min(excess, imbalance(counts, target, lowest, slack))
                 return choices, excess, mu
         mu /= 4
         least = np.inf  # another function from here on: of less smoothing, and without the rows that were settled
@@ -212,12 +226,6 @@ def shift_listed_groups(
 def goal_of(k: int) -> float:
     """So few rows to move that chains of moves take less time than another step."""
     return k / 2
-
-
-@jit
-def near_balance(excess: float, n: int, k: int) -> bool:
-    """Whether so few rows are left to move (and prices were not lost) that chains can do it."""
-    return 0 <= excess <= n / 64 + k
 
 
 @jit
