@@ -137,6 +137,18 @@ def test_noise_is_not_forgotten_for_equal_prices_that_rows_do_not_agree_with() -
     assert _samples.forget_noise(scores + np.linspace(0, 3, k), mask, target, False, noise.copy()) == 0
 
 
+def test_with_slack_a_radius_knows_the_highest_price() -> None:
+    n, k = 4096, 16
+    scores, mask, target = draw_scores("gumbel", n, k, 0).numpy(), np.ones(n, np.bool_), np.full(k, 1.25 * n / k)
+    radii = list[float]()
+    for highest in (0.0, 0.05, 0.1, 0.2):
+        prices = np.where(np.arange(k) == 3, highest, 0.0)
+        radii.append(_samples.forget_noise(scores, mask, target, True, prices))
+    assert radii[1] - radii[0] == pytest.approx(0.05)
+    assert radii[0] > 0.1  # chance alone
+    assert radii[3] == _samples.sampling_radius(scores, mask, np.zeros(k), 1, _samples.error_variance(16, False))
+
+
 def test_closed_experts_stay_closed() -> None:
     n, k = 4096, 16
     mask, target = np.ones(n, np.bool_), np.where(np.arange(k) == 3, 0.0, n / (k - 1))

@@ -26,6 +26,8 @@ NEAR = 0.125
 ASKED = 64
 # Those are noise below so many times the variance that chance gives them.
 NOISE = 2.0
+# With slack, by so many of chance's standard deviations the highest price may be higher than an earlier draw's.
+HIGHER = 3.0
 # When so few rows are left with a choice, the next sample may be the whole.
 FEW_WITH_A_CHOICE = 0.2
 
@@ -205,12 +207,16 @@ def forget_noise(scores: Scores, mask: Flags, target: Floats, slack: bool, price
     most = error_variance(min(ratio, 16), False)  # for what may have gone unnoticed, as much as a sample would need
     stride = min(leads_stride(n, radius_fraction(n, k, most)), max(ASKED, ratio))
     leads = sorted_leads(scores, mask, stride, equal, counts)
-    variance = variance_of(prices) / chance_variance(leads, n, k)
+    by_chance = chance_variance(leads, n, k)
+    variance = variance_of(prices) / by_chance
     if not variance < NOISE or missed(counts, stride, target, slack, equal) > chance(counts.sum(), target):
         return 0.0
+    highest = np.where(prices < np.inf, prices, 0.0).max()
     prices[:] = equal
-    # With slack most prices are 0, whatever else chance would have made of them.
-    return radius_of(leads, radius_fraction(n, k, most if slack else min(most, max(1.0, variance))))
+    if not slack:
+        return radius_of(leads, radius_fraction(n, k, min(most, max(1.0, variance))))
+    # No price will be below 0, and none much higher than the highest was.
+    return min(radius_of(leads, radius_fraction(n, k, most)), highest + HIGHER * np.sqrt(by_chance))
 
 
 @jit
