@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 import equipoise as eq
 from equipoise.assignment import _primal_dual
-from equipoise.assignment._kernels import _amend, _choices, _flow, _samples, _smoothing, _solve
+from equipoise.assignment._kernels import _amend, _choices, _flow, _pricing, _samples, _smoothing, _solve
 from equipoise.experiments.bench._families import draw_scores
 
 Floats = NDArray[np.float64]
@@ -201,11 +201,11 @@ class TestDoors:
         """One door is enough, and of many rows it opens for few."""
         scores, capacity, choices = self.shut_in(n, most)
         prices, settled, z, distance = np.zeros(3), np.zeros(3), np.empty(n, np.int32), np.empty(3)
-        assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, distance) >= 0
+        assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, 0, distance) >= 0
         assert distance[2] == np.inf
         choices, opened = _amend.open_doors(scores, capacity, prices, distance, choices, settled, z)
         assert 0 < opened <= max(n // 4, 10)
-        assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, distance) == -1
+        assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, len(choices.rows), distance) == -1
         expected = eq.assign(torch.from_numpy(scores), most, method="cycle-cancelling")
         assert scores[np.arange(n), z].sum() == pytest.approx(float(expected.value))
 
@@ -215,10 +215,11 @@ class TestDoors:
         choices = _choices.narrow(choices, np.zeros(3), 0.4, settled, z, np.empty(3))
         before = int(settled.sum())
         assert 0 < before < 10
-        prices, distance = np.zeros(3), np.empty(3)
-        while _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, distance) >= 0:
+        prices, distance, seated = np.zeros(3), np.empty(3), 0
+        while _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, seated, distance) >= 0:
             choices, opened = _amend.open_doors(scores, capacity, prices, distance, choices, settled, z)
             assert opened > 0
+            seated = len(choices.rows)
         assert settled.sum() < before
         assert len(choices.rows) + settled.sum() == 10
         assert (np.bincount(z, minlength=3) <= capacity).all()
@@ -226,7 +227,7 @@ class TestDoors:
     def test_where_there_is_no_way_out_none_is_opened(self) -> None:
         scores, capacity, choices = self.shut_in(10, 4, forbidden=True)
         prices, settled, z, distance = np.zeros(3), np.zeros(3), np.empty(10, np.int32), np.empty(3)
-        assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, distance) >= 0
+        assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, 0, distance) >= 0
         assert _amend.open_doors(scores, capacity, prices, distance, choices, settled, z)[1] == 0
 
     def test_a_full_list_gives_up_its_worst_candidate(self) -> None:
@@ -240,6 +241,35 @@ class TestDoors:
         assert choices.width[0] == room
         assert choices.cols[0].tolist() == [0, 7, *range(2, room)]  # not expert 0, where the row is
         assert choices.vals[0, 1] == 7.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_with_a_better_offer_join_those_that_are_seated(seed: int) -> None:
+    """Twelve rows were settled at the wrong expert: of the others only those move that make room for them."""
+    n, k, missing = 2000, 8, 12
+    scores, mask = draw_scores("gumbel", n, k, seed).double().numpy(), np.ones(n, np.bool_)
+    expected = eq.assign(torch.from_numpy(scores), method="cycle-cancelling")
+    prices, capacity = expected.prices.numpy(), np.full(k, n // k)
+    distance, wrong = np.empty(k), np.empty(n, np.int32)
+    choices, settled, z = collected(scores, mask, prices, 0.3)
+    for a in range(len(choices.rows) - missing, len(choices.rows)):
+        i = choices.rows[a]
+        z[i] = np.argsort(scores[i] - prices)[-2]
+        settled[z[i]] += 1
+    choices = _choices.first(choices, len(choices.rows) - missing)
+    assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, 0, distance) == -1
+    rounds, (_, regret, _, count) = 0, _pricing.price_rows(scores, z, prices, 0, n, wrong)
+    assert regret > 1e-3
+    while regret > 1e-9:
+        before = z.copy()
+        choices, seated = _amend.reinstate(scores, mask, prices, 0.6, wrong[:count], choices, settled, z)
+        assert len(choices.rows) - count <= seated < len(choices.rows)
+        assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, seated, distance) == -1
+        assert 0 < np.sum(z != before) <= 3 * count
+        _, regret, _, count = _pricing.price_rows(scores, z, prices, 0, n, wrong)
+        rounds += 1
+    assert rounds < 6
+    assert scores[np.arange(n), z].sum() == pytest.approx(float(expected.value), rel=1e-12)
 
 
 @pytest.mark.parametrize("family", ["rank-1", "clustered"])

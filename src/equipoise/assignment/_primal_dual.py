@@ -159,15 +159,15 @@ class _Problem:
     def solve(self, warm: bool) -> tuple[float, float]:
         """Returns the value and the sum of the rows' regrets."""
         if len(self.z) <= BLOCK_ROWS:
-            solved, value, regret, mu = _solve.solve_usual(
+            solved, value, regret, mu, kept = _solve.solve_usual(
                 self.scores, self.mask, self.capacity, warm, self.prices, self.z
             )
             if solved:
                 return value, regret
             start = None
         else:
-            start, mu = self._start_from_samples(warm)
-        if start is None and warm and mu == 0:  # else the start was forgotten before these prices were found
+            start, mu, kept = self._start_from_samples(warm)
+        if start is None and kept and mu == 0:  # else the start was forgotten before these prices were found
             return self._solve_cold()
         if start is None:
             slack = self.slack
@@ -188,17 +188,24 @@ class _Problem:
         self.prices[:] = 0.0
         return self.solve(warm=False)
 
-    def _start_from_samples(self, warm: bool) -> tuple[_Start | None, float]:
-        """The usual case, in blocks of rows. None where samples are not enough, and the mu they led to, if they did."""
+    def _start_from_samples(self, warm: bool) -> tuple[_Start | None, float, bool]:
+        """The usual case, in blocks of rows.
+
+        Returns:
+            None where samples are not enough; the mu they led to, if they did; and whether a warm start's prices are in
+            use.
+        """
         n, k = self.scores.shape
         target = self.capacity.astype(np.float64)
         slack, radius = _solve.prepare(self.scores, self.mask, self.capacity, target, warm, self.prices)
-        if radius == 0:
+        kept = warm and radius < 0
+        if radius < 0:
             radius, mu = _solve.coarse_prices(self.scores, self.mask, target, slack, warm, self.prices, self.z)
             if mu > 0:
-                return None, mu
+                return None, mu, kept
         choices, settled, excess, _ = self._refine(radius, _solve.FIRST_MU * radius, target, slack, _solve.goal_of(k))
-        return _Start(choices, settled, radius, 0.0) if _solve.near_balance(excess, n, k) else None, 0.0
+        start = _Start(choices, settled, radius, 0.0) if _solve.near_balance(excess, n, k) else None
+        return start, 0.0, kept
 
     def _start_from_all_rows(self, slack: bool, radius: float) -> _Start:
         """Lists of candidates within a radius of prices that are good already."""
@@ -317,22 +324,25 @@ class _Problem:
         Returns:
             Value and regret; or None if too many rows want what is not among their choices.
         """
-        distance = np.empty(len(self.prices))
+        distance, seated = np.empty(len(self.prices)), 0
         for _ in range(_solve.MOST_ROUNDS):
-            stuck = _flow.exact_flow(choices, settled, self.capacity, self.prices, self.z, slop, distance)
+            stuck = _flow.exact_flow(choices, settled, self.capacity, self.prices, self.z, slop, seated, distance)
             if stuck >= 0:
                 choices, opened = _amend.open_doors(
                     self.scores, self.capacity, self.prices, distance, choices, settled, self.z
                 )
                 if opened == 0:
                     raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
+                seated = len(choices.rows)
                 continue
             value, regret, wrong = self._price()
             if len(wrong) == 0:
                 return value, regret
             if len(wrong) > len(self.z) // 32:
                 return None
-            choices = _amend.reinstate(self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z)
+            choices, seated = _amend.reinstate(
+                self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z
+            )
         return None
 
     def _price(self) -> tuple[float, float, Ints]:
@@ -356,7 +366,7 @@ class _Problem:
     def _solve_with_all_choices(self, slop: float = 0.0) -> tuple[float, float, Ints]:
         choices = _choices.all_choices(self.scores, self.mask)
         k = len(self.prices)
-        stuck = _flow.exact_flow(choices, np.zeros(k), self.capacity, self.prices, self.z, slop, np.empty(k))
+        stuck = _flow.exact_flow(choices, np.zeros(k), self.capacity, self.prices, self.z, slop, 0, np.empty(k))
         if stuck >= 0:
             raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
         return self._price()

@@ -28,8 +28,12 @@ DOORS = 4
 @jit
 def reinstate(
     scores: Scores, mask: Flags, prices: Floats, radius: float, wrong: Ints, choices: Choices, settled: Floats, z: Ints
-) -> Choices:
-    """Gives the rows that found a better offer elsewhere their choice back."""
+) -> tuple[Choices, int]:
+    """Gives the rows that found a better offer elsewhere their choice back.
+
+    Returns:
+        The rows with a choice, and how many of them, the first, were not wrong.
+    """
     is_wrong = np.zeros(scores.shape[0], np.bool_)
     for i in wrong:
         is_wrong[i] = True
@@ -44,9 +48,10 @@ def reinstate(
             more.rows[m] = i
             more.cols[m], more.vals[m], more.width[m] = choices.cols[a], choices.vals[a], choices.width[a]
             m += 1
+    right = m
     for i in wrong:
         m += collect(scores, mask, prices, radius, i, i + 1, 1, more, m, settled, z)[0]
-    return first(more, m)
+    return first(more, m), right
 
 
 @jit

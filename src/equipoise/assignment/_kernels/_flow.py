@@ -67,14 +67,14 @@ class Flow(NamedTuple):
 
 
 @jit
-def new_flow(m: int, k: int) -> Flow:
-    """An empty flow: no row is anywhere."""
+def new_flow(m: int, k: int, settled: Floats) -> Flow:
+    """No row with a choice is anywhere; those without are `settled` [k]."""
     return Flow(
         np.full(m, -1, np.int32),
         np.full(k, -1, np.int32),
         np.empty(m, np.int32),
         np.empty(m, np.int32),
-        np.zeros(k, np.int64),
+        settled.astype(np.int64),
         np.zeros(k, np.int64),
         np.full((k, k), np.inf),
         np.ones(k, np.bool_),
@@ -352,15 +352,18 @@ def balance(
 
 @jit
 def seat_rows(
-    flow: Flow, choices: Choices, capacity: NDArray[np.int64], prices: Floats, settled: Floats, slop: float
+    flow: Flow,
+    choices: Choices,
+    capacity: NDArray[np.int64],
+    prices: Floats,
+    slop: float,
+    seated: int,
 ) -> None:
-    """Every row to its best offer; among tied offers to the expert with the most room left, then the lowest index."""
+    """Rows to their best offers; among tied offers to the expert with the most room left, then the lowest index."""
     at, load = flow.at, flow.load
     cols, vals, width, dense = choices.cols, choices.vals, choices.width, choices.dense
-    for j in range(capacity.shape[0]):
-        load[j] = int(settled[j])
     # Backwards, because a list grows at its front: an expert's rows then stand in the order of memory.
-    for a in range(choices.rows.shape[0] - 1, -1, -1):
+    for a in range(choices.rows.shape[0] - 1, seated - 1, -1):
         best = -np.inf
         if dense and width[a] > 0:
             best = exact_best_offer(vals[a], prices)
@@ -377,6 +380,17 @@ def seat_rows(
                     at[a] = w
         if expert >= 0:
             load[expert] += 1
+            link(flow, a, expert)
+
+
+@jit
+def keep_seats(flow: Flow, choices: Choices, z: Ints, seated: int) -> None:
+    """The first rows, those that are `seated` by an earlier call, to where they are."""
+    for a in range(seated - 1, -1, -1):
+        expert = z[choices.rows[a]]
+        if expert >= 0:
+            flow.at[a] = position_of(choices, a, expert)
+            flow.load[expert] += 1
             link(flow, a, expert)
 
 
@@ -421,22 +435,25 @@ def exact_flow(
     prices: Floats,
     z: Ints,
     slop: float,
+    seated: int,
     distance: Floats,
 ) -> int:
     """Every row to its best offer, then chains of moves until no expert is overfull.
 
-    Offers within `slop` of the best count as tied with it, if prices can be mended so that they are.
+    Offers within `slop` of the best count as tied with it, if prices can be mended so that they are. The first rows may
+    be `seated`: by an earlier call, which left prices that suit them. They stay where z says until a chain moves them.
 
     Returns:
         -1 if all is well; else an expert that stays overfull because its rows can go nowhere else. `distance` then says
         what a chain of moves from it to each other expert costs at least, +inf where none leads to.
     """
     m, k = choices.rows.shape[0], prices.shape[0]
-    flow = new_flow(m, k)
-    seat_rows(flow, choices, capacity, prices, settled, slop)
-    if slop > 0 and not mend_prices(flow, choices, prices):
-        flow = new_flow(m, k)
-        seat_rows(flow, choices, capacity, prices, settled, 0.0)
+    flow = new_flow(m, k, settled)
+    keep_seats(flow, choices, z, seated)
+    seat_rows(flow, choices, capacity, prices, 0.0 if seated > 0 else slop, seated)
+    if slop > 0 and seated == 0 and not mend_prices(flow, choices, prices):
+        flow = new_flow(m, k, settled)
+        seat_rows(flow, choices, capacity, prices, 0.0, 0)
     settle_vacancies(flow, capacity, prices, capacity.sum() - flow.load.sum())
     search = new_search(k)
     _, stuck = balance(flow, search, choices, capacity, prices)

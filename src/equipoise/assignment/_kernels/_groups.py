@@ -114,7 +114,7 @@ def shift_groups_apart(
     if capacity.sum() < best.shape[0]:
         return False
     choices, z = all_choices(best, np.ones(best.shape[0], np.bool_)), np.empty(best.shape[0], np.int32)
-    if exact_flow(choices, np.zeros(groups), capacity, group_prices, z, 0.0, np.empty(groups)) >= 0:
+    if exact_flow(choices, np.zeros(groups), capacity, group_prices, z, 0.0, 0, np.empty(groups)) >= 0:
         return False
     group_prices -= group_prices.min()
     moved = False

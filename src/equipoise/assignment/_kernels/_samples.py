@@ -22,12 +22,13 @@ COARSE_ROWS_PER_EXPERT = 16
 LEVEL_RATIO = 8
 # The part of the rows that tells how far prices are off.
 NEAR = 0.125
-# One row in so many is asked about an earlier draw's prices, at most as many as the first sample has.
-ASKED = 64
-# Those are noise below so many times the variance that chance gives them.
-NOISE = 2.0
+# By so many standard deviations a sample must contradict equal prices, and an earlier draw's.
+SURE, SURER = 3.0, 4.0
+# An earlier draw's prices are forgotten if they are at most so many radii apart, and kept if they are further apart
+# than the second number of them. In between it is for a sample to say.
+CLOSE, FAR = 1.25, 2.5
 # With slack, by so many of chance's standard deviations the highest price may be higher than an earlier draw's.
-HIGHER = 3.0
+HIGHER = 4.0
 # When so few rows are left with a choice, the next sample may be the whole.
 FEW_WITH_A_CHOICE = 0.2
 
@@ -46,19 +47,35 @@ def next_stride(n: int, k: int, stride: int, found: bool) -> int:
 
 
 @jit
-def agrees(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats) -> bool:
-    """Whether every `stride`-th row is as balanced at these prices as chance allows."""
-    return held_out(scores, mask, stride, target, slack, prices) <= chance(mask[stride // 2 :: stride].sum(), target)
+def last_stride(n: int, k: int) -> int:
+    """How many rows apart those of the last sample are, if none of them finds other prices."""
+    stride = coarse_stride(n, k)
+    finer = next_stride(n, k, stride, False)
+    while finer > 1:
+        stride = finer
+        finer = next_stride(n, k, stride, False)
+    return stride
 
 
 @jit
-def chance(rows: float, target: Floats) -> float:
+def agrees(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats, noise: float) -> bool:
+    """Whether every `stride`-th row is as balanced at these prices as chance allows.
+
+    Prices may have `noise` of their own, of this variance in units of what all rows leave unknown; they are then
+    doubted less readily, because there is more to lose.
+    """
+    chances = chance(mask[stride // 2 :: stride].sum(), target, SURE if noise == 0 else SURER)
+    return held_out(scores, mask, stride, target, slack, prices) <= chances * np.sqrt(1.0 + noise / stride)
+
+
+@jit
+def chance(rows: float, target: Floats, deviations: float) -> float:
     """How many of a sample's rows may be out of place at the right prices.
 
     An expert's count among m rows varies by sqrt(m/k), so that 0.4 sqrt(m k) of them are out of place, with a standard
-    deviation of 0.3 sqrt(m). Three of those are allowed for.
+    deviation of 0.3 sqrt(m), of which so many are allowed for.
     """
-    return 0.4 * np.sqrt(target.shape[0] * rows) + 0.9 * np.sqrt(rows)
+    return 0.4 * np.sqrt(target.shape[0] * rows) + 0.3 * deviations * np.sqrt(rows)
 
 
 @jit
@@ -192,41 +209,41 @@ def error_variance(ratio: int, found: bool) -> float:
 
 
 @jit
-def forget_noise(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats) -> float:
-    """Makes an earlier draw's prices equal again if they hold little but noise, and a few rows agree with equal ones.
+def forget_near(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats) -> float:
+    """Makes an earlier draw's prices equal again if a cold start will find this draw's as quickly.
 
-    Let v be the variance that chance gives to prices p. Those of another draw are nearest to m + f (p - m), where m is
-    their mean and f = 1 - v / var p (James and Stein, 1961). If f is less than a half, equal prices are nearer than p.
+    It will if they are hardly further apart than lists of candidates reach; also if they are not far, and a sample sees
+    no difference between experts: a start from the earlier prices, which hold noise of another draw, would gain little
+    and now and then lose. So such a start is a cold one, the same lists included, with some questions answered.
 
     Returns:
-        The radius for candidates of all rows at equal prices; or 0 if it was better to keep the prices.
+        The radius for candidates of all rows at equal prices; or -1 if it was better to keep the prices.
     """
     n, k = scores.shape
-    equal, counts, ratio = prices.copy(), np.zeros(k), coarse_stride(n, k)
+    equal, counts = prices.copy(), np.zeros(k)
     equal_prices(equal)
-    most = error_variance(min(ratio, 16), False)  # for what may have gone unnoticed, as much as a sample would need
-    stride = min(leads_stride(n, radius_fraction(n, k, most)), max(ASKED, ratio))
+    fraction = radius_fraction(n, k, error_variance(last_stride(n, k), False))
+    stride = leads_stride(n, fraction)
     leads = sorted_leads(scores, mask, stride, equal, counts)
-    by_chance = chance_variance(leads, n, k)
-    variance = variance_of(prices) / by_chance
-    if not variance < NOISE or missed(counts, stride, target, slack, equal) > chance(counts.sum(), target):
-        return 0.0
-    highest = np.where(prices < np.inf, prices, 0.0).max()
+    radius, highest = radius_of(leads, fraction), highest_price(prices)
+    if highest > FAR * radius or missed(counts, stride, target, slack, equal) > chance(counts.sum(), target, SURE):
+        return -1.0
+    sample = coarse_stride(n, k)
+    if highest > CLOSE * radius and sample < stride and not agrees(scores, mask, sample, target, slack, equal, 0.0):
+        return -1.0
     prices[:] = equal
-    if not slack:
-        return radius_of(leads, radius_fraction(n, k, min(most, max(1.0, variance))))
-    # No price will be below 0, and none much higher than the highest was.
-    return min(radius_of(leads, radius_fraction(n, k, most)), highest + HIGHER * np.sqrt(by_chance))
+    # With slack no price will be below 0, and none much higher than the highest was.
+    return min(radius, highest + HIGHER * chance_deviation(leads, n, k)) if slack else radius
 
 
 @jit
-def chance_variance(leads: Floats, n: int, k: int) -> float:
-    """The variance of a draw's prices where experts are equally popular.
+def chance_deviation(leads: Floats, n: int, k: int) -> float:
+    """The standard deviation of a draw's prices where experts are equally popular.
 
-    Its root is as far as prices move where an expert gains or loses sqrt(k/n) of its rows, and about so many rows have
-    their second offer within it; a quarter of them within a distance that is larger in proportion.
+    As far as prices move where an expert gains or loses sqrt(k/n) of its rows. About so many rows have their second
+    offer within it; a quarter of them within a distance that is larger in proportion.
     """
-    return quantile(leads, 0.25) ** 2 * 16 * k / n
+    return quantile(leads, 0.25) * 4 * np.sqrt(k / n)
 
 
 @jit
@@ -238,13 +255,10 @@ def equal_prices(prices: Floats) -> None:
 
 
 @jit
-def variance_of(prices: Floats) -> float:
-    """The variance of those that are finite."""
-    mean, total, count = 0.0, 0.0, 0
+def highest_price(prices: Floats) -> float:
+    """The highest of those that are finite, which are at least 0."""
+    highest = 0.0
     for j in range(prices.shape[0]):
         if prices[j] < np.inf:
-            count += 1
-            change = prices[j] - mean
-            mean += change / count
-            total += change * (prices[j] - mean)
-    return total / max(1, count - 1)
+            highest = max(highest, prices[j])
+    return highest

@@ -29,7 +29,7 @@ from equipoise.assignment._kernels._samples import (
     coarse_stride,
     equal_prices,
     error_variance,
-    forget_noise,
+    forget_near,
     next_stride,
     sampling_radius,
 )
@@ -65,7 +65,7 @@ ROWS_TO_CHOOSE = 48
 # has in common with it because they share the logits.
 EARLIER_NOISE = 0.5
 # Prices that moved apart by so many radii have left their candidates behind; how often others are collected, at most.
-DRIFT = 1.25
+DRIFT = 1.5
 MOST_DRIFTS = 4
 # How often rows get choices that they turn out to need (`_amend.py`).
 MOST_ROUNDS = 16
@@ -90,11 +90,11 @@ def coarse_prices(
     stride = coarse_stride(n, k)
     spread = mu = 0.0
     noise = EARLIER_NOISE if warm else 0.0
-    found = not agrees(scores, mask, stride, target, slack, prices)
+    found = not agrees(scores, mask, stride, target, slack, prices, noise)
     if found and warm:
         noise = 0.0
         equal_prices(prices)
-        found = not agrees(scores, mask, stride, target, slack, prices)
+        found = not agrees(scores, mask, stride, target, slack, prices, noise)
     if found:
         mu, spread = first_prices(scores, mask, target, slack, prices)
         if not spread > 0:
@@ -106,7 +106,7 @@ def coarse_prices(
         return 0.0, mu
     while finer > 1:
         stride = finer
-        found = not agrees(scores, mask, stride, target, slack, prices)
+        found = not agrees(scores, mask, stride, target, slack, prices, noise)
         if found:
             noise = 0.0
             choices, settled, before = room_for_choices(scores, n // stride + 1), np.zeros(k), prices.copy()
@@ -197,6 +197,8 @@ def refine(
                     resting = (lowest == 0) & slack
                     count_spread(choices, prices, SETTLED * mu, settled, target, resting, counts)
                     excess = min(excess, imbalance(counts, target, lowest, slack))
+                if not near_balance(excess, rows, k) and furthest_apart(hessian, prices - before) > radius:
+                    return choices, DRIFTED, mu
                 return choices, excess, mu
         mu /= 4
         least = np.inf  # another function from here on: of less smoothing, and without the rows that were settled
@@ -231,50 +233,91 @@ def goal_of(k: int) -> float:
 @jit
 def solve_usual(
     scores: Scores, mask: Flags, capacity: Counts, warm: bool, prices: Floats, z: Ints
-) -> tuple[bool, float, float, float]:
+) -> tuple[bool, float, float, float, bool]:
     """The usual case from beginning to end, for problems so small that calls from Python would take a third of it.
 
     Returns:
-        Whether it is solved; its value and the sum of regrets; and mu, where a sample was not enough, else 0.
+        Whether it is solved; its value and the sum of regrets; mu, where a sample was not enough, else 0; and whether
+        it began with the prices of a warm start.
     """
     n, k = scores.shape
     target = capacity.astype(np.float64)
     slack, radius = prepare(scores, mask, capacity, target, warm, prices)
-    if radius == 0:
+    kept = warm and radius < 0
+    if radius < 0:
         radius, mu = coarse_prices(scores, mask, target, slack, warm, prices, z)
         if mu > 0:
-            return False, 0.0, 0.0, mu
-    room, settled, wrong = room_for_choices(scores, n), np.zeros(k), np.empty(n, np.int32)
-    choices, excess = first(room, 0), DRIFTED
-    for _ in range(MOST_DRIFTS):
-        if excess == DRIFTED:  # at first; then, if prices moved so far that other candidates count
-            settled[:] = 0.0
-            m, illegal = collect(scores, mask, prices, radius, 0, n, 1, room, 0, settled, z)
-            if illegal >= 0:
-                return False, 0.0, 0.0, 0.0
-            choices, excess = first(room, m), 0.0
-            if radius > 0:
-                choices, excess, _ = refine(
-                    choices, settled, target, slack, 1, radius, FIRST_MU * radius, goal_of(k), prices, z
-                )
-    if not near_balance(excess, n, k):
-        return False, 0.0, 0.0, 0.0
-    distance = np.empty(k)
+            return False, 0.0, 0.0, mu, kept
+    room, settled, before = room_for_choices(scores, n), np.empty(k), np.empty(k)
+    for _ in range(MOST_DRIFTS):  # more than once if prices move so far that other candidates count
+        settled[:] = 0.0
+        before[:] = prices
+        m, illegal = collect(scores, mask, prices, radius, 0, n, 1, room, 0, settled, z)
+        if illegal >= 0:
+            break
+        choices, excess = first(room, m), 0.0
+        if radius > 0:
+            choices, excess, _ = refine(
+                choices, settled, target, slack, 1, radius, FIRST_MU * radius, goal_of(k), prices, z
+            )
+        if excess == DRIFTED:
+            continue
+        if not near_balance(excess, n, k):
+            break
+        solved, value, regret = finish_usual(scores, mask, capacity, radius, choices, settled, prices, z)
+        if solved:
+            return True, value, regret, 0.0, kept
+        if not far_apart(prices, before, radius):
+            break
+    return False, 0.0, 0.0, 0.0, kept
+
+
+@jit
+def finish_usual(
+    scores: Scores,
+    mask: Flags,
+    capacity: Counts,
+    radius: float,
+    choices: Choices,
+    settled: Floats,
+    prices: Floats,
+    z: Ints,
+) -> tuple[bool, float, float]:
+    """Exact flow on the choices until no row has a better offer elsewhere.
+
+    Returns:
+        Whether that was reached, or too many rows wanted what is not among their choices; the value, and the sum of
+        regrets.
+    """
+    n, k = scores.shape
+    distance, wrong, seated = np.empty(k), np.empty(n, np.int32), 0
     for _ in range(MOST_ROUNDS):
-        if exact_flow(choices, settled, capacity, prices, z, 0.0, distance) >= 0:
+        if exact_flow(choices, settled, capacity, prices, z, 0.0, seated, distance) >= 0:
             choices, opened = open_doors(scores, capacity, prices, distance, choices, settled, z)
             if opened == 0:
                 break
+            seated = choices.rows.shape[0]
             continue
         final_prices(z, capacity, prices)
         value, regret, largest, count = price_rows(scores, z, prices, 0, n, wrong)
         if regret <= ENOUGH * max(abs(value), largest):
             finite_prices(scores, z, prices)
-            return True, value, regret, 0.0
+            return True, value, regret
         if count > n // 32:
             break
-        choices = reinstate(scores, mask, prices, 2 * radius, wrong[:count], choices, settled, z)
-    return False, 0.0, 0.0, 0.0
+        choices, seated = reinstate(scores, mask, prices, 2 * radius, wrong[:count], choices, settled, z)
+    return False, 0.0, 0.0
+
+
+@jit
+def far_apart(prices: Floats, before: Floats, radius: float) -> bool:
+    """Whether two experts' prices moved apart by more than a radius."""
+    least, most = np.inf, -np.inf
+    for j in range(prices.shape[0]):
+        change = prices[j] - before[j]
+        if abs(change) < np.inf:  # not for a closed expert, whose price is inf and change NaN
+            least, most = min(least, change), max(most, change)
+    return most - least > radius
 
 
 @jit
@@ -307,7 +350,7 @@ def solve_direct(
         for attempt in range(2):
             close_experts(capacity[b], prices[b])
             choices = all_choices(scores[b], mask[b])
-            stuck = exact_flow(choices, np.zeros(k), capacity[b], prices[b], z[b], 0.0, distance)
+            stuck = exact_flow(choices, np.zeros(k), capacity[b], prices[b], z[b], 0.0, 0, distance)
             if stuck >= 0:
                 status[b] = n + stuck
                 break
@@ -340,7 +383,7 @@ def prepare(
     """Makes prices ready to start from.
 
     Returns:
-        Whether slots will be left; and the radius for candidates of all rows, if a warm start tells it, else 0.
+        Whether slots will be left; and the radius for candidates of all rows, if a warm start tells it, else -1.
     """
     slots = 0
     for j in range(capacity.shape[0]):
@@ -348,7 +391,7 @@ def prepare(
     for i in range(mask.shape[0]):
         slots -= mask[i]
     close_experts(capacity, prices)
-    return slots > 0, forget_noise(scores, mask, target, slots > 0, prices) if warm else 0.0
+    return slots > 0, forget_near(scores, mask, target, slots > 0, prices) if warm else -1.0
 
 
 @jit
