@@ -23,8 +23,8 @@ def test_rows_agree_with_the_right_prices_and_with_no_others() -> None:
     agreed = Counter[str]()
     for seed in range(20):
         scores = draw_scores("gumbel", n, k, seed).numpy()
-        agreed["right"] += _samples.agrees(scores, mask, stride, target, False, np.zeros(k), 0.0)
-        agreed["wrong"] += _samples.agrees(scores, mask, stride, target, False, wrong, 0.0)
+        agreed["right"] += _samples.agrees(scores, mask, stride, target, False, np.zeros(k), False)
+        agreed["wrong"] += _samples.agrees(scores, mask, stride, target, False, wrong, False)
     assert agreed["right"] >= 19
     assert agreed["wrong"] == 0
 
@@ -38,7 +38,7 @@ def test_chance_is_that_of_the_rows_that_are_there() -> None:
     counts = np.bincount((scores - prices)[stride // 2 : n // 16 : stride].argmax(1), minlength=k)
     missed = np.maximum(counts - counts.sum() / k, 0).sum()
     assert 0.7 * np.sqrt(k * counts.sum()) < missed < 0.5 * np.sqrt(k * n / stride)
-    assert not _samples.agrees(scores, mask, stride, target, False, prices, 0.0)
+    assert not _samples.agrees(scores, mask, stride, target, False, prices, False)
 
 
 @pytest.mark.parametrize("k", [16, 100])
@@ -118,8 +118,8 @@ def test_prices_of_an_earlier_draw_are_not_doubted_for_their_noise() -> None:
     for seed in range(60):
         earlier = eq.assign(draw_scores("gumbel", n, k, seed + 100)).prices.numpy()
         scores = draw_scores("gumbel", n, k, seed).numpy()
-        for noise in (0.0, 0.5):
-            agreed[noise > 0] += _samples.agrees(scores, mask, 4, target, False, earlier, noise)
+        for known in (False, True):
+            agreed[known] += _samples.agrees(scores, mask, 4, target, False, earlier, known)
     assert agreed[True] == 60 > agreed[False]
 
 
@@ -163,7 +163,7 @@ def test_whether_prices_in_between_are_kept_is_for_a_sample_to_say() -> None:
         radius = _samples.sampling_radius(scores.numpy(), mask, np.zeros(k), 1, _samples.error_variance(4, False))
         if not _samples.CLOSE * radius < float(earlier.max()) < _samples.FAR * radius:
             continue
-        agrees = _samples.agrees(scores.numpy(), mask, 4, target, False, np.zeros(k), 0.0)
+        agrees = _samples.agrees(scores.numpy(), mask, 4, target, False, np.zeros(k), False)
         forgotten = _samples.forget_near(scores.numpy(), mask, target, False, earlier.numpy().copy()) >= 0
         assert forgotten == agrees
         kept[forgotten] += 1

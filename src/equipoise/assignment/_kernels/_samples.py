@@ -26,7 +26,7 @@ NEAR = 0.125
 SURE, SURER = 3.0, 4.0
 # An earlier draw's prices are forgotten if they are at most so many radii apart, and kept if they are further apart
 # than the second number of them. In between it is for a sample to say.
-CLOSE, FAR = 1.25, 2.5
+CLOSE, FAR = 1.0, 3.0
 # With slack, by so many of chance's standard deviations the highest price may be higher than an earlier draw's.
 HIGHER = 4.0
 # When so few rows are left with a choice, the next sample may be the whole.
@@ -58,14 +58,16 @@ def last_stride(n: int, k: int) -> int:
 
 
 @jit
-def agrees(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats, noise: float) -> bool:
+def agrees(
+    scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats, earlier: bool
+) -> bool:
     """Whether every `stride`-th row is as balanced at these prices as chance allows.
 
-    Prices may have `noise` of their own, of this variance in units of what all rows leave unknown; they are then
+    An `earlier` draw's prices have the noise of all its rows, in units of a sample's a variance of 1 / stride. They are
     doubted less readily, because there is more to lose.
     """
-    chances = chance(mask[stride // 2 :: stride].sum(), target, SURE if noise == 0 else SURER)
-    return held_out(scores, mask, stride, target, slack, prices) <= chances * np.sqrt(1.0 + noise / stride)
+    allowed = chance(mask[stride // 2 :: stride].sum(), target, SURER if earlier else SURE)
+    return held_out(scores, mask, stride, target, slack, prices) <= allowed * np.sqrt(1.0 + earlier / stride)
 
 
 @jit
@@ -212,9 +214,10 @@ def error_variance(ratio: int, found: bool) -> float:
 def forget_near(scores: Scores, mask: Flags, target: Floats, slack: bool, prices: Floats) -> float:
     """Makes an earlier draw's prices equal again if a cold start will find this draw's as quickly.
 
-    It will if they are hardly further apart than lists of candidates reach; also if they are not far, and a sample sees
-    no difference between experts: a start from the earlier prices, which hold noise of another draw, would gain little
-    and now and then lose. So such a start is a cold one, the same lists included, with some questions answered.
+    It will if they are no further apart than lists of candidates reach, or not much further and experts seem equally
+    popular: a start from the earlier prices, which hold noise of another draw, would now and then lose by it. The rows
+    that tell the radius are asked, and if they are few or see a difference, the sample that a cold start asks last. So
+    what is forgotten becomes a cold start, with the same lists and no more questions.
 
     Returns:
         The radius for candidates of all rows at equal prices; or -1 if it was better to keep the prices.
@@ -222,14 +225,16 @@ def forget_near(scores: Scores, mask: Flags, target: Floats, slack: bool, prices
     n, k = scores.shape
     equal, counts = prices.copy(), np.zeros(k)
     equal_prices(equal)
-    fraction = radius_fraction(n, k, error_variance(last_stride(n, k), False))
+    last = last_stride(n, k)
+    fraction = radius_fraction(n, k, error_variance(last, False))
     stride = leads_stride(n, fraction)
     leads = sorted_leads(scores, mask, stride, equal, counts)
     radius, highest = radius_of(leads, fraction), highest_price(prices)
-    if highest > FAR * radius or missed(counts, stride, target, slack, equal) > chance(counts.sum(), target, SURE):
+    if highest > FAR * radius:
         return -1.0
-    sample = coarse_stride(n, k)
-    if highest > CLOSE * radius and sample < stride and not agrees(scores, mask, sample, target, slack, equal, 0.0):
+    in_doubt = missed(counts, stride, target, slack, equal) > chance(counts.sum(), target, SURE)
+    in_doubt |= highest > CLOSE * radius and last < stride
+    if in_doubt and not agrees(scores, mask, last, target, slack, equal, False):
         return -1.0
     prices[:] = equal
     # With slack no price will be below 0, and none much higher than the highest was.

@@ -61,9 +61,9 @@ STEP = 4.0
 SETTLED = 8.0
 # Rows with a choice for each that has to move.
 ROWS_TO_CHOOSE = 48
-# The variance of the noise in an earlier draw's prices, in units of what all rows leave unknown: 1, less what this draw
-# has in common with it because they share the logits.
-EARLIER_NOISE = 0.5
+# What an earlier draw's prices add to the variance of the error, in units of what all rows leave unknown. Their noise
+# has a variance of 1, but where lists reach less far, the few rows that lack a candidate get it back at little cost.
+EARLIER_NOISE = 0.75
 # Prices that moved apart by so many radii have left their candidates behind; how often others are collected, at most.
 DRIFT = 1.5
 MOST_DRIFTS = 4
@@ -90,11 +90,11 @@ def coarse_prices(
     stride = coarse_stride(n, k)
     spread = mu = 0.0
     noise = EARLIER_NOISE if warm else 0.0
-    found = not agrees(scores, mask, stride, target, slack, prices, noise)
+    found = not agrees(scores, mask, stride, target, slack, prices, warm)
     if found and warm:
         noise = 0.0
         equal_prices(prices)
-        found = not agrees(scores, mask, stride, target, slack, prices, noise)
+        found = not agrees(scores, mask, stride, target, slack, prices, False)
     if found:
         mu, spread = first_prices(scores, mask, target, slack, prices)
         if not spread > 0:
@@ -106,7 +106,7 @@ def coarse_prices(
         return 0.0, mu
     while finer > 1:
         stride = finer
-        found = not agrees(scores, mask, stride, target, slack, prices, noise)
+        found = not agrees(scores, mask, stride, target, slack, prices, noise > 0)
         if found:
             noise = 0.0
             choices, settled, before = room_for_choices(scores, n // stride + 1), np.zeros(k), prices.copy()
