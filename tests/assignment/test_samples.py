@@ -75,11 +75,23 @@ def test_more_samples_where_one_tells_too_little(n: int, found: bool, strides: l
     assert taken == strides
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_quantiles(scale: float) -> None:
+    leads = scale * np.random.default_rng(0).exponential(size=77)
+    leads[:20] = leads[20]
+    leads[5] = 0.0
+    for fraction in np.linspace(0.0, 1.2, 50):
+        assert _samples.quantile(leads, fraction) == np.sort(leads)[min(76, int(fraction * 77))]
+    assert _samples.quantile(leads[:1], 0.5) == leads[0]
+    assert _samples.quantile(leads[:0], 0.5) == 0.0
+
+
 def test_a_radius_is_a_quantile_of_leads() -> None:
-    leads = np.sort(np.random.default_rng(0).exponential(size=1000))
-    assert _samples.radius_of(leads, 0.1) == leads[100]
-    assert _samples.radius_of(leads, 0.4) == pytest.approx(leads[125] * 3.2)
-    assert _samples.radius_of(leads, 5.0) == leads[500]
+    leads = np.random.default_rng(0).exponential(size=1000)
+    ordered = np.sort(leads)
+    assert _samples.radius_of(leads, 0.1) == ordered[100]
+    assert _samples.radius_of(leads, 0.4) == pytest.approx(ordered[125] * 3.2)
+    assert _samples.radius_of(leads, 5.0) == ordered[500]
     assert _samples.radius_of(1e-30 * leads, 0.4) == pytest.approx(1e-30 * _samples.radius_of(leads, 0.4))
     assert _samples.radius_of(leads[:0], 0.4) == 0.0
 
@@ -218,14 +230,14 @@ def test_leads_and_the_counts_of_their_rows(k: int, dtype: type) -> None:
     prices[1] = np.inf
     offers = (scores - prices)[::3][mask[::3]]
     best, counts = np.sort(offers, 1)[:, -2:], np.ones(k)
-    leads = _samples.sorted_leads(scores, mask, 3, prices, counts)
-    np.testing.assert_allclose(leads, np.sort(best[:, 1] - best[:, 0]), atol=1e-6)
+    leads = _samples.leads_of(scores, mask, 3, prices, counts)
+    np.testing.assert_allclose(leads, best[:, 1] - best[:, 0], atol=1e-6)
     assert np.array_equal(counts, 1 + np.bincount(offers.argmax(1), minlength=k))
 
 
 def test_leads_of_ties_and_of_rows_with_one_expert() -> None:
     scores = np.array([[1.0, 1.0, 0.0], [-np.inf, 2.0, -np.inf], [0.0, 5.0, 3.0], [4.0, 0.0, 9.0]])
-    leads = _samples.sorted_leads(scores, np.array([True, True, True, False]), 1, np.zeros(3), np.zeros(3))
+    leads = _samples.leads_of(scores, np.array([True, True, True, False]), 1, np.zeros(3), np.zeros(3))
     assert leads.tolist() == [0.0, 2.0]
 
 

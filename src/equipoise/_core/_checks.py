@@ -97,7 +97,8 @@ def check_prices(prices: Tensor, shape: tuple[int, ...], scores: Tensor) -> None
             f"prices must have shape {list(shape)} (one for each problem and expert), got {list(prices.shape)}: "
             "pass the .prices of an Assignment of the same batch, or expand them"
         )
-    check_same_device("prices", prices, "scores", scores)
+    if prices.device != scores.device:  # asked here too: to have it asked elsewhere shows in small problems
+        check_same_device("prices", prices, "scores", scores)
 
 
 def check_same_device(name: str, x: Tensor | None, other_name: str, other: Tensor) -> None:
