@@ -182,6 +182,26 @@ def test_whether_prices_in_between_are_kept_is_for_a_sample_to_say() -> None:
     assert min(kept[True], kept[False]) > 0
 
 
+@pytest.mark.parametrize("slack", [1.0, 1.25])
+def test_half_of_a_sample_answers_for_all_of_it_or_not_at_all(slack: float) -> None:
+    """Where experts are equally popular it often does; it hardly ever does where all rows would say something else."""
+    n, k, stride = 4096, 64, 4
+    mask, target, read, rash = np.ones(n, np.bool_), np.full(k, slack * n / k), Counter[float](), 0
+    for seed in range(30):
+        for spread in (0.0, 0.2, 0.25, 0.3):
+            popularity = spread * torch.randn(k, generator=torch.Generator().manual_seed(seed))
+            scores = (draw_scores("gumbel", n, k, seed) + popularity).numpy()
+            known = scores.copy()
+            known[stride // 2 + stride :: 2 * stride] = np.nan  # the other half
+            soon = _samples.agrees_soon(scores, mask, stride, target, slack > 1, np.zeros(k))
+            agrees = _samples.agrees(scores, mask, stride, target, slack > 1, np.zeros(k), False)
+            assert soon or not agrees
+            rash += soon != agrees
+            read[spread] += _samples.agrees_soon(known, mask, stride, target, slack > 1, np.zeros(k))
+    assert read[0.0] > 15
+    assert rash <= 2  # of 120
+
+
 def test_prices_are_not_forgotten_for_equal_ones_that_rows_do_not_agree_with() -> None:
     n, k = 4096, 16
     mask, target = np.ones(n, np.bool_), np.full(k, n / k)

@@ -22,8 +22,9 @@ COARSE_ROWS_PER_EXPERT = 16
 LEVEL_RATIO = 8
 # The part of the rows that tells how far prices are off.
 NEAR = 0.125
-# By so many standard deviations a sample must contradict equal prices, and an earlier draw's.
-SURE, SURER = 3.0, 4.0
+# By so many standard deviations a sample must contradict equal prices, and an earlier draw's; and half of it, for the
+# other half to be asked.
+SURE, SURER, UNSURE = 3.0, 4.0, 0.5
 # An earlier draw's prices are forgotten if they are at most so many radii apart, and kept if they are further apart
 # than the second number of them. In between it is for a sample to say.
 CLOSE, FAR = 1.0, 3.0
@@ -81,11 +82,29 @@ def chance(rows: float, target: Floats, deviations: float) -> float:
 
 
 @jit
+def agrees_soon(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats) -> bool:
+    """The answer of `agrees` from half of the rows, if they leave no doubt; else from all of them."""
+    counts = np.zeros(prices.shape[0])
+    count_best(scores, mask, stride // 2, 2 * stride, prices, counts)
+    if missed(counts, 2 * stride, target, slack, prices) <= chance(counts.sum(), target, UNSURE):
+        return True
+    count_best(scores, mask, stride // 2 + stride, 2 * stride, prices, counts)
+    return missed(counts, stride, target, slack, prices) <= chance(counts.sum(), target, SURE)
+
+
+@jit
 def held_out(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats) -> float:
     """The imbalance at these prices of rows that had no part in finding them."""
-    k = prices.shape[0]
-    counts, near_prices = np.zeros(k), prices.astype(scores.dtype)
-    for i in range(stride // 2, scores.shape[0], stride):
+    counts = np.zeros(prices.shape[0])
+    count_best(scores, mask, stride // 2, stride, prices, counts)
+    return missed(counts, stride, target, slack, prices)
+
+
+@jit
+def count_best(scores: Scores, mask: Flags, start: int, stride: int, prices: Floats, counts: Floats) -> None:
+    """Adds every `stride`-th row from `start` on to the count of the expert that makes it its best offer."""
+    near_prices = prices.astype(scores.dtype)
+    for i in range(start, scores.shape[0], stride):
         if mask[i]:
             best = best_offer(scores[i], near_prices)
             if best > -np.inf:
@@ -94,7 +113,6 @@ def held_out(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bo
                     counts[j] += 1.0
                 else:
                     share_row(scores, i, near_prices, best, counts)
-    return missed(counts, stride, target, slack, prices)
 
 
 @jit_inline
@@ -263,7 +281,7 @@ def forget_near(scores: Scores, mask: Flags, target: Floats, slack: bool, prices
         return -1.0
     in_doubt = missed(counts, stride, target, slack, equal) > chance(counts.sum(), target, SURE)
     in_doubt |= highest > CLOSE * radius and last < stride
-    if in_doubt and not agrees(scores, mask, last, target, slack, equal, False):
+    if in_doubt and not agrees_soon(scores, mask, last, target, slack, equal):
         return -1.0
     prices[:] = equal
     # With slack no price will be below 0, and none much higher than the highest was.

@@ -72,7 +72,7 @@ def _batch(bench: AssignBench) -> Measurement:
 
 def _warm_start(bench: AssignBench) -> Measurement:
     """Two draws of noise on the same logits, as in successive evaluations of one batch: the second, cold and warm."""
-    figures, ratios = dict[str, float](), dict[str, float]()
+    figures, ratios, doubts = dict[str, float](), dict[str, float](), list[float]()
     for n, k, factor in _WARM_PROBLEMS:
         logits, capacity = draw_scores("logits", n, k, bench.seed), math.ceil(factor * n / k)
         # The family adds logits of its own; only its noise is wanted here.
@@ -82,26 +82,36 @@ def _warm_start(bench: AssignBench) -> Measurement:
         )
         label = f"{n}x{k}, capacity {capacity}"
         with num_threads(bench.threads):
-            cold, warm, ratio = _cold_and_warm(scores, capacity, eq.assign(previous, capacity).prices, bench.repeats)
-        figures |= {f"cold {label}": cold, f"warm {label}": warm}
-        ratios[label] = ratio
+            prices = eq.assign(previous, capacity).prices
+            times = _cold_and_warm(scores, capacity, prices, _WARM_ROUNDS * bench.repeats)
+        figures |= {f"cold {label}": min(times["cold"]), f"warm {label}": min(times["warm"])}
+        ratios[label] = _median_ratio(times["warm"], times["cold"])
+        doubts.append(abs(_median_ratio(times["again"], times["cold"]) - 1.0))
     worst = max(ratios, key=ratios.__getitem__)
-    figures["ratio"] = ratios[worst]
-    note = f"median of calls side by side, the least favourable of {len(ratios)}: {worst}"
+    figures |= {"ratio": ratios[worst], "resolution": max(doubts)}
+    note = (
+        f"median of calls side by side, the least favourable of {len(ratios)}: {worst}; "
+        f"cold calls differ from each other by up to {max(doubts):.1%}"
+    )
     return Measurement(repeats=bench.repeats, figures=figures, note=note)
 
 
 def _cold_and_warm(
-    scores: Float[Tensor, "n k"], capacity: int, prices: Float[Tensor, " k"], repeats: int
-) -> tuple[float, float, float]:
-    """The best times, and the median ratio of those that were taken one after the other, which differ by little."""
-    calls: dict[str, Callable[[], Any]] = {
-        "cold": lambda: eq.assign(scores, capacity),
-        "warm": lambda: eq.assign(scores, capacity, prices=prices),
-    }
-    times = times_of_each(calls, _WARM_ROUNDS * repeats)
-    ratios = [warm / cold for warm, cold in zip(times["warm"], times["cold"], strict=True)]
-    return min(times["cold"]), min(times["warm"]), statistics.median(ratios)
+    scores: Float[Tensor, "n k"], capacity: int, prices: Float[Tensor, " k"], rounds: int
+) -> dict[str, list[float]]:
+    """Times taken one after the other, which differ by little; a cold call twice, to know by how little."""
+    return times_of_each(
+        {
+            "cold": lambda: eq.assign(scores, capacity),
+            "warm": lambda: eq.assign(scores, capacity, prices=prices),
+            "again": lambda: eq.assign(scores, capacity),
+        },
+        rounds,
+    )
+
+
+def _median_ratio(times: list[float], others: list[float]) -> float:
+    return statistics.median(time / other for time, other in zip(times, others, strict=True))
 
 
 def _two_threads(bench: AssignBench) -> Measurement:
