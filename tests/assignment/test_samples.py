@@ -199,7 +199,7 @@ def test_half_of_a_sample_answers_for_all_of_it_or_not_at_all(slack: float) -> N
             rash += soon != agrees
             read[spread] += _samples.agrees_soon(known, mask, stride, target, slack > 1, np.zeros(k))
     assert read[0.0] > 15
-    assert rash <= 2  # of 120
+    assert rash <= 6  # of 120, of which a third are near the edge
 
 
 def test_prices_are_not_forgotten_for_equal_ones_that_rows_do_not_agree_with() -> None:
