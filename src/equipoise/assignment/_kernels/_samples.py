@@ -263,8 +263,8 @@ def forget_near(scores: Scores, mask: Flags, target: Floats, slack: bool, prices
 
     It will if they are no further apart than lists of candidates reach, or not much further and experts seem equally
     popular: a start from the earlier prices, which hold noise of another draw, would now and then lose by it. The rows
-    that tell the radius are asked, and if they are few or see a difference, the sample that a cold start asks last. So
-    what is forgotten becomes a cold start, with the same lists and no more questions.
+    that tell the radius are asked in the first case, and if they see a difference, as in the second, the sample that a
+    cold start asks last. So what is forgotten becomes a cold start, with the same lists and no more questions.
 
     Returns:
         The radius for candidates of all rows at equal prices; or -1 if it was better to keep the prices.
@@ -280,22 +280,15 @@ def forget_near(scores: Scores, mask: Flags, target: Floats, slack: bool, prices
     if highest > FAR * radius:
         return -1.0
     in_doubt = missed(counts, stride, target, slack, equal) > chance(counts.sum(), target, SURE)
-    in_doubt |= highest > CLOSE * radius and last < stride
+    in_doubt |= highest > CLOSE * radius
     if in_doubt and not agrees_soon(scores, mask, last, target, slack, equal):
         return -1.0
     prices[:] = equal
-    # With slack no price will be below 0, and none much higher than the highest was.
-    return min(radius, highest + HIGHER * chance_deviation(leads, n, k)) if slack else radius
-
-
-@jit
-def chance_deviation(leads: Floats, n: int, k: int) -> float:
-    """The standard deviation of a draw's prices where experts are equally popular.
-
-    As far as prices move where an expert gains or loses sqrt(k/n) of its rows. About so many rows have their second
-    offer within it; a quarter of them within a distance that is larger in proportion.
-    """
-    return quantile(leads, 0.25) * 4 * np.sqrt(k / n)
+    if not slack:
+        return radius
+    # No price will be below 0, and none much higher than the highest was, where by chance each varies as far as prices
+    # move for sqrt(k/n) of an expert's rows.
+    return min(radius, highest + HIGHER * radius / fraction * np.sqrt(k / n))
 
 
 @jit

@@ -197,7 +197,8 @@ def refine(
                     resting = (lowest == 0) & slack
                     count_spread(choices, prices, SETTLED * mu, settled, target, resting, counts)
                     excess = min(excess, imbalance(counts, target, lowest, slack))
-                if not near_balance(excess, rows, k) and furthest_apart(hessian, prices - before) > radius:
+                # Chains would set it right too, but less quickly than other candidates do.
+                if excess > 2 * goal and furthest_apart(hessian, prices - before) > radius:
                     return choices, DRIFTED, mu
                 return choices, excess, mu
         mu /= 4
