@@ -83,6 +83,8 @@ def test_quantiles(scale: float) -> None:
     for fraction in np.linspace(0.0, 1.2, 50):
         assert _samples.quantile(leads, fraction) == np.sort(leads)[min(76, int(fraction * 77))]
     assert _samples.quantile(leads[:1], 0.5) == leads[0]
+    assert _samples.quantile(np.array([-0.0, 1.0, 2.0]), 0.0) == 0.0
+    assert _samples.quantile(np.array([-0.0, 1.0, 2.0]), 0.5) == 1.0
     assert _samples.quantile(leads[:0], 0.5) == 0.0
 
 
@@ -259,6 +261,11 @@ def test_leads_of_ties_and_of_rows_with_one_expert() -> None:
     scores = np.array([[1.0, 1.0, 0.0], [-np.inf, 2.0, -np.inf], [0.0, 5.0, 3.0], [4.0, 0.0, 9.0]])
     leads = _samples.leads_of(scores, np.array([True, True, True, False]), 1, np.zeros(3), np.zeros(3))
     assert leads.tolist() == [0.0, 2.0]
+
+
+def test_scores_of_both_zeros() -> None:
+    scores = torch.where(torch.rand(9000, 5, generator=torch.Generator().manual_seed(0)) < 0.5, 0.0, -0.0)
+    assert eq.assign(scores).gap == 0
 
 
 Reads = Callable[[], Counter[str]]

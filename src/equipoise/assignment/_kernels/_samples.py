@@ -195,7 +195,7 @@ def quantile(leads: Floats, fraction: float) -> float:
         return 0.0
     rank = min(count - 1, int(fraction * count))
     found = np.empty(1, np.int64)
-    low, high = bits.min(), bits.max()
+    low, high = np.int64(0), bits.max()  # those of -0.0 are negative, and count as 0
     while low < high:
         middle = low + (high - low) // 2
         if count_up_to(bits, middle) > rank:
