@@ -88,8 +88,8 @@ def check_capacity(
     return capacity.to(torch.int64).expand(shape).contiguous()
 
 
-def check_prices(prices: Tensor, shape: tuple[int, ...], scores: Tensor) -> None:
-    """Requires floating [..., k] that matches `shape` = [..., k], on the device of the scores."""
+def check_prices(prices: Tensor, shape: tuple[int, ...]) -> None:
+    """Requires floating [..., k] that matches `shape` = [..., k]."""
     if not prices.is_floating_point():
         raise ValueError(f"prices must be floating point, got {prices.dtype}: pass an earlier Assignment's .prices")
     if prices.shape != shape:
@@ -97,8 +97,6 @@ def check_prices(prices: Tensor, shape: tuple[int, ...], scores: Tensor) -> None
             f"prices must have shape {list(shape)} (one for each problem and expert), got {list(prices.shape)}: "
             "pass the .prices of an Assignment of the same batch, or expand them"
         )
-    if prices.device != scores.device:  # asked here too: to have it asked elsewhere shows in small problems
-        check_same_device("prices", prices, "scores", scores)
 
 
 def check_same_device(name: str, x: Tensor | None, other_name: str, other: Tensor) -> None:

@@ -93,7 +93,8 @@ def assign(
     check_mask(mask, [*batch, n])
     check_same_device("mask", mask, "scores", scores)
     if prices is not None:
-        check_prices(prices, (*batch, k), scores)
+        check_prices(prices, (*batch, k))
+        check_same_device("prices", prices, "scores", scores)
     if isinstance(capacity, Tensor):
         check_same_device("capacity", capacity, "scores", scores)
     # None is left to the solver: where it works in NumPy anyway, that makes the tensor in a third of the time.

@@ -80,7 +80,7 @@ def primal_dual(
         c[:] = capacity.numpy().reshape(b, k)
     else:
         c[:] = -(-n // k) if mask is None else -(-rows.sum(1, keepdims=True) // k)
-    p = np.zeros((b, k)) if prices is None else _own_copy(prices, b, k)
+    p = np.zeros((b, k)) if prices is None else _own_copy(prices).reshape(b, k)
     if not _solve.can_start(c, rows, mask is not None, p):
         check_start(c.reshape(*batch, k), np.asarray(rows.reshape(*batch, n).sum(-1)), p)
     z = np.empty((b, n), np.int32)
@@ -109,10 +109,9 @@ def primal_dual(
     )
 
 
-def _own_copy(prices: Tensor, b: int, k: int) -> Floats:
-    # Most are float64 already, and of one problem. To have torch and NumPy find that out takes as long as the copy.
-    p = np.array((prices if prices.dtype is torch.float64 else prices.double()).numpy(), ndmin=2)
-    return p if prices.ndim == 1 else p.reshape(b, k)
+def _own_copy(prices: Tensor) -> Floats:
+    # Most are float64 already; to have torch find that out takes as long as the copy.
+    return (prices if prices.dtype is torch.float64 else prices.double()).numpy().copy()
 
 
 def _solve_directly(
