@@ -2,9 +2,14 @@
 """`equipoise audit`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from equipoise.experiments.audit import Audit, Outcome, Problem
 
 # Without a terminal rich assumes 80 columns, too few for the table.
 _LOG_WIDTH = 160
@@ -62,18 +67,13 @@ def audit(
     compete, a baseline that sees the rest of the batch is biased: `equipoise audit --baseline leave-one-out`.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     from equipoise.experiments.audit import (
         Audit,
-        Outcome,
         audit_table,
         draw_problem,
-        measure,
-        prepare,
         save_cost_figure,
         save_figure,
-        verdict_text,
         write_figures,
     )
 
@@ -100,10 +100,22 @@ def audit(
     if not console.is_terminal:
         console = Console(width=_LOG_WIDTH)
     problem = draw_problem(run)
+    outcomes = _measure_all(run, problem, console)
+    console.print(audit_table(run, outcomes))
+    written = (write_figures(run, problem, outcomes, out), *save_figure(run, outcomes, out))
+    for path in (*written, *save_cost_figure(run, outcomes, out)):
+        console.print(f"wrote {path}", highlight=False)
+
+
+def _measure_all(run: "Audit", problem: "Problem", console: "Console") -> "list[Outcome]":
+    """Measures case by case, with a bar that shows the draws and a line for each that is done."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    from equipoise.experiments.audit import measure, prepare, verdict_text
+
     with console.status("drawing once from each (the first run on a machine compiles the solver)"):
         strategies = prepare(run, problem)
-    outcomes: list[Outcome] = []
-    cases = run.cases()
+    outcomes, cases = list["Outcome"](), run.cases()
     columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=sum(count for _, _, count in cases))
@@ -120,7 +132,4 @@ def audit(
             outcomes.append(outcome)
             line = f"[{number}/{len(cases)}] {outcome.name}: {verdict_text(outcome)}"
             console.print(line, markup=False, highlight=False)
-    console.print(audit_table(run, outcomes))
-    written = (write_figures(run, problem, outcomes, out), *save_figure(run, outcomes, out))
-    for path in (*written, *save_cost_figure(run, outcomes, out)):
-        console.print(f"wrote {path}", highlight=False)
+    return outcomes
