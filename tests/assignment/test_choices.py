@@ -19,7 +19,8 @@ def collected(
 ) -> tuple[_choices.Choices, Floats, NDArray[np.int32]]:
     n, k = scores.shape
     room, settled, z = _choices.room_for_choices(scores, n), np.zeros(k), np.full(n, -7, np.int32)
-    m, illegal = _choices.collect(scores, mask, prices, radius, 0, n, stride, room, 0, settled, z)
+    listing = _choices.new_listing(scores, prices, radius)
+    m, illegal = _choices.collect(scores, mask, listing, 0, n, stride, room, 0, settled, z)
     assert illegal == -1
     return _choices.first(room, m), settled, z
 
@@ -57,12 +58,7 @@ def test_candidates_are_what_is_within_the_radius(k: int, stride: int, dtype: st
         assert len(cols) == near[i].sum() or near[i].sum() > room
         assert (scores[i] - prices.astype(dtype)).argmax() in cols
         listed.add(i)
-    several = {i for i in range(0, n, stride) if mask[i] and near[i].sum() > 1}
-    crowded = several - listed  # of more than there is room for, all but one may be out of a smaller radius
-    assert listed <= several
-    assert all(near[i].sum() > room for i in crowded)
-    for i in crowded:
-        expected[z[i]] += 1
+    assert listed == {i for i in range(0, n, stride) if mask[i] and near[i].sum() > 1}
     np.testing.assert_array_equal(settled, expected)
 
 
@@ -89,9 +85,9 @@ def test_rows_with_equally_many_candidates_stand_together() -> None:
 def test_an_illegal_score_is_found_wherever_it_stands(column: int, value: float) -> None:
     scores = draw_scores("gumbel", 600, 70, 0).numpy()
     scores[400, column] = value
-    room = _choices.room_for_choices(scores, 600)
+    room, listing = _choices.room_for_choices(scores, 600), _choices.new_listing(scores, np.zeros(70), 0.5)
     found = _choices.collect(
-        scores, np.ones(600, np.bool_), np.zeros(70), 0.5, 0, 600, 1, room, 0, np.zeros(70), np.empty(600, np.int32)
+        scores, np.ones(600, np.bool_), listing, 0, 600, 1, room, 0, np.zeros(70), np.empty(600, np.int32)
     )
     assert found[1] == 400
 
@@ -258,7 +254,8 @@ def test_rows_with_a_better_offer_join_those_that_are_seated(seed: int) -> None:
         settled[z[i]] += 1
     choices = _choices.first(choices, len(choices.rows) - missing)
     assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, 0, distance) == -1
-    rounds, (_, regret, _, count) = 0, _pricing.price_rows(scores, z, prices, 0, n, wrong)
+    rounds, listing = 0, _choices.all_listed(scores)
+    _, regret, _, count = _pricing.price_rows(scores, z, prices, listing, 0, n, wrong)
     assert regret > 1e-3
     while regret > 1e-9:
         before = z.copy()
@@ -266,7 +263,7 @@ def test_rows_with_a_better_offer_join_those_that_are_seated(seed: int) -> None:
         assert len(choices.rows) - count <= seated < len(choices.rows)
         assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, seated, distance) == -1
         assert 0 < np.sum(z != before) <= 3 * count
-        _, regret, _, count = _pricing.price_rows(scores, z, prices, 0, n, wrong)
+        _, regret, _, count = _pricing.price_rows(scores, z, prices, listing, 0, n, wrong)
         rounds += 1
     assert rounds < 6
     assert scores[np.arange(n), z].sum() == pytest.approx(float(expected.value), rel=1e-12)

@@ -17,7 +17,7 @@ derivation. Legend: b problems, n rows, k experts.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,7 +141,10 @@ class _Start(NamedTuple):
 
 @dataclass
 class _Problem:
-    """One large problem on its way to a solution; prices and z are changed in place."""
+    """One large problem on its way to a solution; prices and z are changed in place.
+
+    `listing` is what the last pass that collected choices found out about the rows.
+    """
 
     scores: Matrix
     mask: NDArray[np.bool_]
@@ -150,6 +153,7 @@ class _Problem:
     z: Ints
     index: int
     parallel: bool
+    listing: _choices.Listing = field(init=False)
 
     @property
     def slack(self) -> bool:
@@ -299,11 +303,12 @@ class _Problem:
     def _collect(self, radius: float) -> tuple[_choices.Choices, Floats]:
         n, k = self.scores.shape
         choices = _choices.room_for_choices(self.scores, n)
+        self.listing = _choices.new_listing(self.scores, self.prices, radius)
 
         def collect(start: int, stop: int) -> tuple[int, int, Floats]:
             settled = np.zeros(k)
             m, illegal = _choices.collect(
-                self.scores, self.mask, self.prices, radius, start, stop, 1, choices, start, settled, self.z
+                self.scores, self.mask, self.listing, start, stop, 1, choices, start, settled, self.z
             )
             return m, illegal, settled
 
@@ -334,6 +339,7 @@ class _Problem:
                 if opened == 0:
                     raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
                 seated = len(choices.rows)
+                _choices.enlist(self.listing, choices.rows)
                 continue
             value, regret, wrong = self._price()
             if len(wrong) == 0:
@@ -343,6 +349,7 @@ class _Problem:
             choices, seated = _amend.reinstate(
                 self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z
             )
+            _choices.enlist(self.listing, wrong)
         return None
 
     def _price(self) -> tuple[float, float, Ints]:
@@ -351,7 +358,7 @@ class _Problem:
         wrong = np.empty(len(self.z), np.int32)
 
         def price(start: int, stop: int) -> tuple[float, float, float, int]:
-            return _pricing.price_rows(self.scores, self.z, self.prices, start, stop, wrong)
+            return _pricing.price_rows(self.scores, self.z, self.prices, self.listing, start, stop, wrong)
 
         blocks = self._blocks()
         parts = run_blocks(price, blocks) if self.parallel else [price(*block) for block in blocks]
@@ -365,6 +372,7 @@ class _Problem:
 
     def _solve_with_all_choices(self, slop: float = 0.0) -> tuple[float, float, Ints]:
         choices = _choices.all_choices(self.scores, self.mask)
+        self.listing = _choices.all_listed(self.scores)
         k = len(self.prices)
         stuck = _flow.exact_flow(choices, np.zeros(k), self.capacity, self.prices, self.z, slop, 0, np.empty(k))
         if stuck >= 0:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._choices import Choices, Scores, collect, first, room_for_choices
+from equipoise.assignment._kernels._choices import Choices, Scores, collect, first, new_listing, room_for_choices
 from equipoise.assignment._kernels._pricing import exact_best_offer
 
 Ints = NDArray[np.int32]
@@ -48,9 +48,9 @@ def reinstate(
             more.rows[m] = i
             more.cols[m], more.vals[m], more.width[m] = choices.cols[a], choices.vals[a], choices.width[a]
             m += 1
-    right = m
+    right, listing = m, new_listing(scores, prices, radius)
     for i in wrong:
-        m += collect(scores, mask, prices, radius, i, i + 1, 1, more, m, settled, z)[0]
+        m += collect(scores, mask, listing, i, i + 1, 1, more, m, settled, z)[0]
     return first(more, m), right
 
 

@@ -47,6 +47,42 @@ class Choices(NamedTuple):
     dense: bool
 
 
+class Listing(NamedTuple):
+    """By what candidates are collected, and what that says of rows that have only one.
+
+    Attributes:
+        prices: [k] in the scores' own precision: of float32, twice as many entries fit in a vector instruction.
+        radius: how far an offer may be below a row's best one.
+        alone: [n] the score of a row's only candidate; NaN for a row that has, or had, a choice, or is masked.
+    """
+
+    prices: Scores
+    radius: float
+    alone: Scores
+
+
+@jit
+def new_listing(scores: Scores, prices: Floats, radius: float) -> Listing:
+    """A listing of which nothing is collected yet."""
+    return Listing(
+        prices.astype(scores.dtype), np.float64(scores.dtype.type(radius)), np.empty(scores.shape[0], scores.dtype)
+    )
+
+
+@jit
+def all_listed(scores: Scores) -> Listing:
+    """Every row has a choice."""
+    n, k = scores.shape
+    return Listing(np.zeros(k, scores.dtype), 0.0, np.full(n, np.nan, scores.dtype))
+
+
+@jit
+def enlist(listing: Listing, rows: Ints) -> None:
+    """Notes that these rows have a choice now."""
+    for i in rows:
+        listing.alone[i] = np.nan
+
+
 @jit
 def all_choices(scores: Scores, mask: Flags) -> Choices:
     """Every expert for every row, without a copy of the scores."""
@@ -237,8 +273,13 @@ def mark_candidates(
 
 
 @jit
-def count_candidates(mask: Flags, start: int, stop: int, stride: int, chunk: Chunk, z: Ints) -> None:
-    """Counts the candidates that were marked, and writes one of them to z; none for a masked row."""
+def count_candidates(
+    scores: Scores, mask: Flags, start: int, stop: int, stride: int, chunk: Chunk, z: Ints, alone: Scores
+) -> None:
+    """Counts the candidates that were marked, and writes one of them to z, its score to `alone` if it is the only one.
+
+    None for a masked row.
+    """
     marks, counts = chunk.marks, chunk.counts
     for r, i in enumerate(range(start, stop, stride)):
         bits = marks[r, 0]
@@ -248,6 +289,8 @@ def count_candidates(mask: Flags, start: int, stop: int, stride: int, chunk: Chu
             count += count_bits(bits)
             expert = word * WORD + lowest_bit(bits) if bits != 0 else expert
         z[i], counts[r] = expert if mask[i] else -1, count if mask[i] else 0
+        own = scores[i, np.uint32(expert)]
+        alone[i] = own if (count == 1) & mask[i] else np.nan
 
 
 @jit
@@ -302,8 +345,7 @@ def list_marked(scores: Scores, i: int, marks: NDArray[np.uint64], a: int, m: in
 def collect(
     scores: Scores,
     mask: Flags,
-    prices: Floats,
-    radius: float,
+    listing: Listing,
     start: int,
     stop: int,
     stride: int,
@@ -323,9 +365,8 @@ def collect(
     """
     k = scores.shape[1]
     offers, found = np.empty(k, scores.dtype), np.empty(k + 1, np.int32)
-    # Everything in the scores' own precision: of float32, twice as many entries fit in a vector instruction.
-    near_prices = prices.astype(scores.dtype)
-    radii = (radius * 0.5 ** np.arange(7)).astype(scores.dtype)
+    prices = listing.prices
+    radii = (listing.radius * 0.5 ** np.arange(7)).astype(scores.dtype)
     rows, cols, vals, width = choices.rows, choices.cols, choices.vals, choices.width
     room = cols.shape[1]
     chunk = new_chunk(min(CHUNK_ROWS, stop - start), k)
@@ -333,10 +374,10 @@ def collect(
     m = offset
     for begin in range(start, stop, CHUNK_ROWS * stride):
         end = min(stop, begin + CHUNK_ROWS * stride)
-        illegal = mark_candidates(scores, mask, near_prices, radii[0], begin, end, stride, marks)
+        illegal = mark_candidates(scores, mask, prices, radii[0], begin, end, stride, marks)
         if illegal >= 0:
             return m - offset, illegal
-        count_candidates(mask, begin, end, stride, chunk, z)
+        count_candidates(scores, mask, begin, end, stride, chunk, z, listing.alone)
         listed = settle(begin, end, stride, chunk, settled, z)
         fitting = order_by_count(chunk, listed, room)
         # Two loops: a call in the first, even if never made, would double its time.
@@ -349,14 +390,10 @@ def collect(
             m += 1
         for a in range(fitting, listed):
             i = begin + order[a] * stride
-            rows[m], width[m] = i, keep_nearest(scores[i], near_prices, radii, i, offers, found, cols[m], vals[m])
+            rows[m], width[m] = i, keep_nearest(scores[i], prices, radii, i, offers, found, cols[m], vals[m])
             if width[m] == 0:
                 return m - offset, i
-            if width[m] == 1:
-                z[i] = cols[m, 0]
-                settled[z[i]] += 1
-            else:
-                m += 1
+            m += 1
     return m - offset, -1
 
 

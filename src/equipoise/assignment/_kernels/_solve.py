@@ -10,13 +10,17 @@ from equipoise._core._jit import jit
 from equipoise.assignment._kernels._amend import open_doors, reinstate
 from equipoise.assignment._kernels._choices import (
     Choices,
+    Listing,
     Scores,
     all_choices,
+    all_listed,
     collect,
     count_spread,
     crowded,
+    enlist,
     first,
     narrow,
+    new_listing,
     room_for_choices,
 )
 from equipoise.assignment._kernels._descent import approach, follow
@@ -111,7 +115,8 @@ def coarse_prices(
             noise = 0.0
             choices, settled, before = room_for_choices(scores, n // stride + 1), np.zeros(k), prices.copy()
             goal = 0.25 * np.sqrt(k * (n / stride))  # counts of a sample are not known better than this
-            m, _ = collect(scores, mask, prices, radius, 0, n, stride, choices, 0, settled, z)
+            listing = new_listing(scores, prices, radius)
+            m, _ = collect(scores, mask, listing, 0, n, stride, choices, 0, settled, z)
             _, excess, _ = refine(
                 first(choices, m), settled, target, slack, stride, radius, FIRST_MU * radius, goal, prices, z
             )
@@ -249,11 +254,11 @@ def solve_usual(
         radius, mu = coarse_prices(scores, mask, target, slack, warm, prices, z)
         if mu > 0:
             return False, 0.0, 0.0, mu, kept
-    room, settled, before = room_for_choices(scores, n), np.empty(k), np.empty(k)
+    room, settled = room_for_choices(scores, n), np.empty(k)
     for _ in range(MOST_DRIFTS):  # more than once if prices move so far that other candidates count
         settled[:] = 0.0
-        before[:] = prices
-        m, illegal = collect(scores, mask, prices, radius, 0, n, 1, room, 0, settled, z)
+        listing = new_listing(scores, prices, radius)
+        m, illegal = collect(scores, mask, listing, 0, n, 1, room, 0, settled, z)
         if illegal >= 0:
             break
         choices, excess = first(room, m), 0.0
@@ -265,10 +270,10 @@ def solve_usual(
             continue
         if not near_balance(excess, n, k):
             break
-        solved, value, regret = finish_usual(scores, mask, capacity, radius, choices, settled, prices, z)
+        solved, value, regret = finish_usual(scores, mask, capacity, listing, choices, settled, prices, z)
         if solved:
             return True, value, regret, 0.0, kept
-        if not far_apart(prices, before, radius):
+        if not far_apart(prices, listing.prices, radius):
             break
     return False, 0.0, 0.0, 0.0, kept
 
@@ -278,7 +283,7 @@ def finish_usual(
     scores: Scores,
     mask: Flags,
     capacity: Counts,
-    radius: float,
+    listing: Listing,
     choices: Choices,
     settled: Floats,
     prices: Floats,
@@ -298,20 +303,22 @@ def finish_usual(
             if opened == 0:
                 break
             seated = choices.rows.shape[0]
+            enlist(listing, choices.rows)
             continue
         final_prices(z, capacity, prices)
-        value, regret, largest, count = price_rows(scores, z, prices, 0, n, wrong)
+        value, regret, largest, count = price_rows(scores, z, prices, listing, 0, n, wrong)
         if regret <= ENOUGH * max(abs(value), largest):
             finite_prices(scores, z, prices)
             return True, value, regret
         if count > n // 32:
             break
-        choices, seated = reinstate(scores, mask, prices, 2 * radius, wrong[:count], choices, settled, z)
+        choices, seated = reinstate(scores, mask, prices, 2 * listing.radius, wrong[:count], choices, settled, z)
+        enlist(listing, wrong[:count])
     return False, 0.0, 0.0
 
 
 @jit
-def far_apart(prices: Floats, before: Floats, radius: float) -> bool:
+def far_apart(prices: Floats, before: Scores, radius: float) -> bool:
     """Whether two experts' prices moved apart by more than a radius."""
     least, most = np.inf, -np.inf
     for j in range(prices.shape[0]):
@@ -340,7 +347,7 @@ def solve_direct(
     overfull.
     """
     n, k = scores.shape[1:]
-    wrong, distance = np.empty(n, np.int32), np.empty(k)
+    wrong, distance, listing = np.empty(n, np.int32), np.empty(k), all_listed(scores[0])
     for b in range(start, stop):
         status[b] = -1
         if k == 2 and solve_pair(scores[b], mask[b], capacity[b], prices[b], z[b], value, gap, b):
@@ -357,7 +364,7 @@ def solve_direct(
                 break
             final_prices(z[b], capacity[b], prices[b])
             finite_prices(scores[b], z[b], prices[b])
-            value[b], gap[b], largest, _ = price_rows(scores[b], z[b], prices[b], 0, n, wrong)
+            value[b], gap[b], largest, _ = price_rows(scores[b], z[b], prices[b], listing, 0, n, wrong)
             if attempt > 0 or gap[b] <= ENOUGH * max(abs(value[b]), largest):
                 break
             prices[b] = 0.0  # a start so far off that rounding swallowed the scores: once more without it
