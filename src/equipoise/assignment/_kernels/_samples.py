@@ -22,8 +22,8 @@ COARSE_ROWS_PER_EXPERT = 16
 LEVEL_RATIO = 8
 # The part of the rows that tells how far prices are off.
 NEAR = 0.125
-# By so many standard deviations a sample must contradict equal prices, and an earlier draw's; and half of it, for the
-# other half to be asked.
+# By so many standard deviations a sample must contradict equal prices, and an earlier draw's; and half of it these, for
+# the other half to be asked.
 SURE, SURER, UNSURE = 3.0, 4.0, 0.5
 # An earlier draw's prices are forgotten if they are at most so many radii apart, and kept if they are further apart
 # than the second number of them. In between it is for a sample to say.
@@ -65,10 +65,19 @@ def agrees(
     """Whether every `stride`-th row is as balanced at these prices as chance allows.
 
     An `earlier` draw's prices have the noise of all its rows, in units of a sample's a variance of 1 / stride. They are
-    doubted less readily, because there is more to lose.
+    doubted less readily, because there is more to lose: half of the rows answer for all of them if they leave no doubt.
     """
-    allowed = chance(mask[stride // 2 :: stride].sum(), target, SURER if earlier else SURE)
-    return held_out(scores, mask, stride, target, slack, prices) <= allowed * np.sqrt(1.0 + earlier / stride)
+    counts = np.zeros(prices.shape[0])
+    if earlier:
+        count_best(scores, mask, stride // 2, 2 * stride, prices, counts)
+        allowed = chance(counts.sum(), target, UNSURE) * np.sqrt(1.0 + 0.5 / stride)
+        if missed(counts, 2 * stride, target, slack, prices) <= allowed:
+            return True
+        count_best(scores, mask, stride // 2 + stride, 2 * stride, prices, counts)
+    else:
+        count_best(scores, mask, stride // 2, stride, prices, counts)
+    allowed = chance(counts.sum(), target, SURER if earlier else SURE) * np.sqrt(1.0 + earlier / stride)
+    return missed(counts, stride, target, slack, prices) <= allowed
 
 
 @jit
@@ -79,17 +88,6 @@ def chance(rows: float, target: Floats, deviations: float) -> float:
     deviation of 0.3 sqrt(m), of which so many are allowed for.
     """
     return 0.4 * np.sqrt(target.shape[0] * rows) + 0.3 * deviations * np.sqrt(rows)
-
-
-@jit
-def agrees_soon(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bool, prices: Floats) -> bool:
-    """The answer of `agrees` from half of the rows, if they leave no doubt; else from all of them."""
-    counts = np.zeros(prices.shape[0])
-    count_best(scores, mask, stride // 2, 2 * stride, prices, counts)
-    if missed(counts, 2 * stride, target, slack, prices) <= chance(counts.sum(), target, UNSURE):
-        return True
-    count_best(scores, mask, stride // 2 + stride, 2 * stride, prices, counts)
-    return missed(counts, stride, target, slack, prices) <= chance(counts.sum(), target, SURE)
 
 
 @jit
@@ -167,7 +165,7 @@ def leads_of(scores: Scores, mask: Flags, stride: int, prices: Floats, counts: F
     """
     n, k = scores.shape
     leads, count, near_prices = np.empty((n + stride - 1) // stride), 0, prices.astype(scores.dtype)
-    for i in range(0, n, stride):
+    for i in range(stride // 2, n, stride):
         if mask[i]:
             best = best_offer(scores[i], near_prices)
             j = best_expert(scores, i, near_prices, best)
@@ -280,8 +278,9 @@ def forget_near(scores: Scores, mask: Flags, target: Floats, slack: bool, prices
     if highest > FAR * radius:
         return -1.0
     in_doubt = missed(counts, stride, target, slack, equal) > chance(counts.sum(), target, SURE)
-    in_doubt |= highest > CLOSE * radius
-    if in_doubt and not agrees_soon(scores, mask, last, target, slack, equal):
+    # Where experts are few, these rows and that sample are the same.
+    in_doubt |= highest > CLOSE * radius and stride != last
+    if in_doubt and not agrees(scores, mask, last, target, slack, equal, False):
         return -1.0
     prices[:] = equal
     if not slack:
