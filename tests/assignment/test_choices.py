@@ -152,7 +152,7 @@ def test_refining_leaves_few_rows_to_move(seed: int, slack: bool, offset: float)
     n, k = 16384, 64
     scores = draw_scores("gumbel", n, k, seed).numpy() + np.float32(offset)
     target, prices, mask = np.full(k, 1.02 * n / k if slack else n / k), np.zeros(k), np.ones(n, np.bool_)
-    radius = _samples.sampling_radius(scores, mask, prices, 1, 1.0)
+    radius = _samples.sampling_radius(scores, mask, prices, 1, 1, 1.0)
     choices, settled, z = collected(scores, mask, prices, radius)
     listed = len(choices.rows)
     narrowed, excess, mu = _solve.refine(choices, settled, target, slack, 1, radius, radius / 4, k / 2, prices, z)

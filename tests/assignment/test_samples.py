@@ -176,7 +176,8 @@ def test_whether_prices_in_between_are_kept_is_for_a_sample_to_say(n: int, k: in
     stride = _samples.last_stride(n, k)
     for seed in range(20):
         earlier, scores = drawn_twice(n, k, seed, spread, n // k)
-        radius = _samples.sampling_radius(scores.numpy(), mask, np.zeros(k), 1, _samples.error_variance(stride, False))
+        variance = _samples.error_variance(stride, False)
+        radius = _samples.sampling_radius(scores.numpy(), mask, np.zeros(k), stride, 1, variance)
         if not _samples.CLOSE * radius < float(earlier.max()) < _samples.FAR * radius:
             continue
         agrees = _samples.agrees(scores.numpy(), mask, stride, target, False, np.zeros(k), False)
@@ -224,7 +225,7 @@ def test_with_slack_a_radius_knows_the_highest_price() -> None:
         radii.append(_samples.forget_near(scores, mask, target, True, prices))
     assert radii[1] - radii[0] == pytest.approx(0.02)
     assert radii[0] > 0.1  # chance alone
-    assert radii[2] == _samples.sampling_radius(scores, mask, np.zeros(k), 1, _samples.error_variance(16, False))
+    assert radii[2] == _samples.sampling_radius(scores, mask, np.zeros(k), 16, 1, _samples.error_variance(16, False))
 
 
 @pytest.mark.parametrize(("slack", "spread"), [(1.05, 0.3), (1.0, 0.5)])
@@ -254,15 +255,31 @@ def test_leads_and_the_counts_of_their_rows(k: int, dtype: type) -> None:
     prices[1] = np.inf
     offers = (scores - prices)[1::3][mask[1::3]]
     best, counts = np.sort(offers, 1)[:, -2:], np.ones(k)
-    leads = _samples.leads_of(scores, mask, 3, prices, counts)
+    leads = _samples.leads_of(scores, mask, 1, 3, prices, counts)
     np.testing.assert_allclose(leads, best[:, 1] - best[:, 0], atol=1e-6)
     assert np.array_equal(counts, 1 + np.bincount(offers.argmax(1), minlength=k))
 
 
 def test_leads_of_ties_and_of_rows_with_one_expert() -> None:
     scores = np.array([[1.0, 1.0, 0.0], [-np.inf, 2.0, -np.inf], [0.0, 5.0, 3.0], [4.0, 0.0, 9.0]])
-    leads = _samples.leads_of(scores, np.array([True, True, True, False]), 1, np.zeros(3), np.zeros(3))
+    counts = np.zeros(3)
+    leads = _samples.leads_of(scores, np.array([True, True, True, False]), 0, 1, np.zeros(3), counts)
     assert leads.tolist() == [0.0, 2.0]
+    assert counts.tolist() == [0.5, 2.5, 0.0]
+
+
+@pytest.mark.parametrize("known", [1, 2, 5])
+def test_rows_that_told_their_leads_are_part_of_a_sample(known: int) -> None:
+    """Counted when their leads were, and not again; with ties, forbidden pairs and masked rows."""
+    rng = np.random.default_rng(known)
+    scores, mask, prices = rng.integers(0, 4, (997, 9)).astype(np.float64), rng.random(997) < 0.8, np.zeros(9)
+    scores[rng.random((997, 9)) < 0.3] = -np.inf
+    together, apart = np.zeros(9), np.zeros(9)
+    _samples.leads_of(scores, mask, 3, 7 * known, prices, apart)
+    _samples.count_others(scores, mask, 3, 7, known, prices, apart)
+    _samples.count_best(scores, mask, 3, 7, prices, together)
+    np.testing.assert_allclose(apart, together, rtol=1e-12)
+    assert together.sum() == pytest.approx(mask[3::7].sum())
 
 
 def test_scores_of_both_zeros() -> None:

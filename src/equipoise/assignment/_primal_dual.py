@@ -8,9 +8,10 @@ The order of work for one problem, each part a compiled kernel (`_kernels`):
 2. one pass over the matrix that settles most rows and lists what the others could still choose (`collect`);
 3. Newton steps on the smoothed dual over those choices (`refine`), then exact shortest chains of moves (`exact_flow`).
    Where none leads from an overfull expert to one with room, rows get a choice that does (`open_doors`);
-4. one pass over the matrix in float64 that prices every entry (`price_rows`). A row with a better offer among what step
-   2 left out gets it back (`reinstate`), and the exact part of step 3 runs again. When there is no such row, no row
-   could do better at these prices: primal and dual values agree.
+4. the proof, in float64: rows that step 2 settled have no better offer unless prices moved far since, and the others
+   are priced entry by entry (`price_rows`). A row with a better offer among what step 2 left out gets it back
+   (`reinstate`), and the exact part of step 3 runs again. When there is no such row, no row could do better at these
+   prices: primal and dual values agree.
 
 Small problems skip to the exact part with every expert a candidate of every row. `docs/assignment.md` has the
 derivation. Legend: b problems, n rows, k experts.

@@ -5,7 +5,7 @@
 
 At prices near the optimal ones a row can only end at an expert whose offer `s_ij - price_j` is within some radius of
 its best. Most rows then have no choice at all and are settled; later work is on the rest, a few entries a row, packed
-closely. Whether the radius was large enough is not assumed but found out at the end, when every entry is priced
+closely. Whether the radius was large enough is not assumed but found out at the end, when rows are priced
 (`_pricing.py`).
 
 Legend: n rows, k experts, m rows with a choice, w candidates of a row. An expert whose price is +inf is closed.

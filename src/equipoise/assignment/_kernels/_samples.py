@@ -103,14 +103,31 @@ def count_best(scores: Scores, mask: Flags, start: int, stride: int, prices: Flo
     """Adds every `stride`-th row from `start` on to the count of the expert that makes it its best offer."""
     near_prices = prices.astype(scores.dtype)
     for i in range(start, scores.shape[0], stride):
-        if mask[i]:
-            best = best_offer(scores[i], near_prices)
-            if best > -np.inf:
-                j = only_best_expert(scores, i, near_prices, best)
-                if j >= 0:
-                    counts[j] += 1.0
-                else:
-                    share_row(scores, i, near_prices, best, counts)
+        count_row(scores, mask, i, near_prices, counts)
+
+
+@jit
+def count_others(
+    scores: Scores, mask: Flags, start: int, stride: int, known: int, prices: Floats, counts: Floats
+) -> None:
+    """What `count_best` does, without the first and every `known`-th row after it, which are counted already."""
+    n, near_prices = scores.shape[0], prices.astype(scores.dtype)
+    for first in range(start, n, known * stride):
+        for i in range(first + stride, min(n, first + known * stride), stride):
+            count_row(scores, mask, i, near_prices, counts)
+
+
+@jit_inline
+def count_row(scores: Scores, mask: Flags, i: int, prices: Scores, counts: Floats) -> None:
+    """Adds row i to the count of the expert that makes it its best offer; in parts if there are several."""
+    if mask[i]:
+        best = best_offer(scores[i], prices)
+        if best > -np.inf:
+            j = only_best_expert(scores, i, prices, best)
+            if j >= 0:
+                counts[j] += 1.0
+            else:
+                share_row(scores, i, prices, best, counts)
 
 
 @jit_inline
@@ -149,23 +166,26 @@ def missed(counts: Floats, stride: int, target: Floats, slack: bool, prices: Flo
 
 
 @jit
-def sampling_radius(scores: Scores, mask: Flags, prices: Floats, stride: int, variance: float) -> float:
-    """How far prices may be off; `variance`: of their error, in units of what every `stride`-th row leaves unknown."""
+def sampling_radius(scores: Scores, mask: Flags, prices: Floats, sample: int, stride: int, variance: float) -> float:
+    """How far prices may be off that every `sample`-th row agreed with, or led to.
+
+    `variance`: of their error, in units of what every `stride`-th row leaves unknown.
+    """
     n, k = scores.shape
     fraction = radius_fraction(max(1, n // stride), k, variance)
-    stride = max(stride, leads_stride(n, fraction))
-    return radius_of(leads_of(scores, mask, stride, prices, np.zeros(k)), fraction)
+    apart = max(stride, leads_stride(n, fraction, sample))
+    return radius_of(leads_of(scores, mask, min(sample, apart) // 2, apart, prices, np.zeros(k)), fraction)
 
 
 @jit
-def leads_of(scores: Scores, mask: Flags, stride: int, prices: Floats, counts: Floats) -> Floats:
-    """How far the best offer is ahead of the next one, for every `stride`-th row that has two.
+def leads_of(scores: Scores, mask: Flags, start: int, stride: int, prices: Floats, counts: Floats) -> Floats:
+    """How far the best offer is ahead of the next one, for every `stride`-th row from `start` on that has two.
 
-    Those rows are added to the `counts` [k] of their best experts.
+    As by `count_best`, rows are added to the `counts` [k] of their best experts.
     """
     n, k = scores.shape
     leads, count, near_prices = np.empty((n + stride - 1) // stride), 0, prices.astype(scores.dtype)
-    for i in range(stride // 2, n, stride):
+    for i in range(start, n, stride):
         if mask[i]:
             best = best_offer(scores[i], near_prices)
             j = best_expert(scores, i, near_prices, best)
@@ -177,7 +197,10 @@ def leads_of(scores: Scores, mask: Flags, stride: int, prices: Floats, counts: F
             if second > -np.inf:  # there is another one
                 leads[count] = best - second
                 count += 1
-                counts[j] += 1
+            if second < best:
+                counts[j] += 1.0
+            elif best > -np.inf:
+                share_row(scores, i, near_prices, best, counts)
     return leads[:count]
 
 
@@ -230,9 +253,10 @@ def radius_of(leads: Floats, fraction: float) -> float:
 
 
 @jit
-def leads_stride(n: int, fraction: float) -> int:
-    """How many rows apart those are that tell a radius, to about one part in six."""
-    return max(1, n // min(1024, int(32 / min(NEAR, fraction))))
+def leads_stride(n: int, fraction: float, sample: int) -> int:
+    """How many rows apart those are that tell a radius, to about one part in six; if possible, some of a sample's."""
+    stride = max(1, n // min(1024, int(32 / min(NEAR, fraction))))
+    return stride - stride % sample if stride > sample else stride
 
 
 @jit
@@ -272,16 +296,20 @@ def forget_near(scores: Scores, mask: Flags, target: Floats, slack: bool, prices
     equal_prices(equal)
     last = last_stride(n, k)
     fraction = radius_fraction(n, k, error_variance(last, False))
-    stride = leads_stride(n, fraction)
-    leads = leads_of(scores, mask, stride, equal, counts)
+    stride = leads_stride(n, fraction, last)
+    start = min(last, stride) // 2
+    leads = leads_of(scores, mask, start, stride, equal, counts)
     radius, highest = radius_of(leads, fraction), highest_price(prices)
     if highest > FAR * radius:
         return -1.0
-    in_doubt = missed(counts, stride, target, slack, equal) > chance(counts.sum(), target, SURE)
-    # Where experts are few, these rows and that sample are the same.
-    in_doubt |= highest > CLOSE * radius and stride != last
-    if in_doubt and not agrees(scores, mask, last, target, slack, equal, False):
-        return -1.0
+    if highest > CLOSE * radius or missed(counts, stride, target, slack, equal) > chance(counts.sum(), target, SURE):
+        if stride % last == 0:  # some of the sample, if not all of it, is counted
+            count_others(scores, mask, start, last, stride // last, equal, counts)
+        else:
+            counts[:] = 0.0
+            count_best(scores, mask, last // 2, last, equal, counts)
+        if missed(counts, last, target, slack, equal) > chance(counts.sum(), target, SURE):
+            return -1.0
     prices[:] = equal
     if not slack:
         return radius

@@ -104,7 +104,8 @@ def coarse_prices(
         if not spread > 0:
             return 0.0, 0.0
     finer = next_stride(n, k, stride, found)
-    radius = sampling_radius(scores, mask, prices, finer, error_variance(stride // finer, found) + noise / finer)
+    variance = error_variance(stride // finer, found) + noise / finer
+    radius = sampling_radius(scores, mask, prices, stride, finer, variance)
     # Rows choose by gaps that the sample's prices are too coarse for; or the sample is tied down to a small mu.
     if found and (radius < 0.75 * mu or mu < spread / 512):
         return 0.0, mu
@@ -123,7 +124,8 @@ def coarse_prices(
             if excess == LOST:
                 prices[:] = before
         finer = next_stride(n, k, stride, found)
-        radius = sampling_radius(scores, mask, prices, finer, error_variance(stride // finer, found) + noise / finer)
+        variance = error_variance(stride // finer, found) + noise / finer
+        radius = sampling_radius(scores, mask, prices, stride, finer, variance)
     return radius, 0.0
 
 
