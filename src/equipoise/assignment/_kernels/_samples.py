@@ -101,33 +101,29 @@ def held_out(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bo
 @jit
 def count_best(scores: Scores, mask: Flags, start: int, stride: int, prices: Floats, counts: Floats) -> None:
     """Adds every `stride`-th row from `start` on to the count of the expert that makes it its best offer."""
-    near_prices = prices.astype(scores.dtype)
-    for i in range(start, scores.shape[0], stride):
-        count_row(scores, mask, i, near_prices, counts)
+    before = start - stride  # a row that is left out, and none after it
+    count_others(scores, mask, before, stride, scores.shape[0], prices, counts)
 
 
 @jit
 def count_others(
     scores: Scores, mask: Flags, start: int, stride: int, known: int, prices: Floats, counts: Floats
 ) -> None:
-    """What `count_best` does, without the first and every `known`-th row after it, which are counted already."""
+    """What `count_best` does, without the first and every `known`-th row after it, which are counted already.
+
+    One loop for both, since what a row takes in a function of its own is as much again.
+    """
     n, near_prices = scores.shape[0], prices.astype(scores.dtype)
     for first in range(start, n, known * stride):
         for i in range(first + stride, min(n, first + known * stride), stride):
-            count_row(scores, mask, i, near_prices, counts)
-
-
-@jit_inline
-def count_row(scores: Scores, mask: Flags, i: int, prices: Scores, counts: Floats) -> None:
-    """Adds row i to the count of the expert that makes it its best offer; in parts if there are several."""
-    if mask[i]:
-        best = best_offer(scores[i], prices)
-        if best > -np.inf:
-            j = only_best_expert(scores, i, prices, best)
-            if j >= 0:
-                counts[j] += 1.0
-            else:
-                share_row(scores, i, prices, best, counts)
+            if mask[i]:
+                best = best_offer(scores[i], near_prices)
+                if best > -np.inf:
+                    j = only_best_expert(scores, i, near_prices, best)
+                    if j >= 0:
+                        counts[j] += 1.0
+                    else:
+                        share_row(scores, i, near_prices, best, counts)
 
 
 @jit_inline
