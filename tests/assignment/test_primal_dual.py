@@ -4,6 +4,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,3 +115,18 @@ def test_scores_at_the_end_of_their_range(n: int, dtype: torch.dtype, check_cert
     for scale in (top, 2 * torch.finfo(dtype).tiny):
         scores = (unit / unit.abs().max() * 64) * scale / 64
         check_certified(scores, eq.assign(scores))
+
+
+@pytest.mark.parametrize("rows", [4382, 9000])
+def test_offers_beyond_the_range_of_the_scores(rows: int) -> None:
+    """Scores of 1e37, and prices that float32 cannot express, are legal."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        scores = torch.from_numpy((rng.normal(size=(rows, 3)) + np.linspace(0, 1, 3)) * 1e37).float()
+        a = eq.assign(scores)
+        assert a.gap <= 1e-9 * max(abs(float(a.value)), float(scores.abs().max()))
+    scores = torch.from_numpy(np.random.default_rng(0).normal(size=(rows, 3))).float()
+    for capacity in ([0, rows, rows], [rows, rows, rows // 2]):
+        far = torch.tensor([0.0, 1e39, 1e39], dtype=torch.float64)
+        a, b = eq.assign(scores, capacity), eq.assign(scores, capacity, prices=far)
+        assert float(b.value) == pytest.approx(float(a.value), rel=1e-12)

@@ -268,6 +268,12 @@ def test_leads_of_ties_and_of_rows_with_one_expert() -> None:
     assert counts.tolist() == [0.5, 2.5, 0.0]
 
 
+def test_every_row_counts_at_a_stride_of_one() -> None:
+    counts = np.zeros(3)
+    _samples.count_best(np.eye(3)[[0, 1, 2, 2]], np.ones(4, np.bool_), 0, 1, np.zeros(3), counts)
+    assert counts.tolist() == [1.0, 1.0, 2.0]
+
+
 @pytest.mark.parametrize("known", [1, 2, 5])
 def test_rows_that_told_their_leads_are_part_of_a_sample(known: int) -> None:
     """Counted when their leads were, and not again; with ties, forbidden pairs and masked rows."""

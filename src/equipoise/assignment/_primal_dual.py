@@ -163,6 +163,18 @@ class _Problem:
 
     def solve(self, warm: bool) -> tuple[float, float]:
         """Returns the value and the sum of the rows' regrets."""
+        try:
+            return self._solve_from_lists(warm)
+        except OverflowError:
+            if self.scores.dtype == np.float32:
+                self.scores = self.scores.astype(np.float64)
+                return self._solve_cold()
+            self.prices[:] = 0.0
+            _solve.close_experts(self.capacity, self.prices)
+            return self._solve_with_all_choices()[:2]
+
+    def _solve_from_lists(self, warm: bool) -> tuple[float, float]:
+        """Raises OverflowError if an offer is beyond what the scores' precision can express."""
         if len(self.z) <= BLOCK_ROWS:
             solved, value, regret, mu, kept = _solve.solve_usual(
                 self.scores, self.mask, self.capacity, warm, self.prices, self.z
@@ -317,7 +329,8 @@ class _Problem:
         found = run_blocks(collect, blocks) if self.parallel else [collect(*block) for block in blocks]
         for _, illegal, _ in found:
             if illegal >= 0:
-                raise illegal_scores(self.scores, self.capacity, illegal, self.index)
+                self._refuse_illegal_rows()
+                raise OverflowError  # the row is legal, but scores less prices are not finite
         sizes = np.array([m for m, _, _ in found])
         _choices.close_ranks(choices, np.array([start for start, _ in blocks]), sizes)
         return _choices.first(choices, sizes.sum()), np.sum([settled for _, _, settled in found], axis=0)

@@ -101,8 +101,8 @@ def held_out(scores: Scores, mask: Flags, stride: int, target: Floats, slack: bo
 @jit
 def count_best(scores: Scores, mask: Flags, start: int, stride: int, prices: Floats, counts: Floats) -> None:
     """Adds every `stride`-th row from `start` on to the count of the expert that makes it its best offer."""
-    before = start - stride  # a row that is left out, and none after it
-    count_others(scores, mask, before, stride, scores.shape[0], prices, counts)
+    before, all_rows = start - stride, scores.shape[0] + 1  # the row before the first is left out, and none after it
+    count_others(scores, mask, before, stride, all_rows, prices, counts)
 
 
 @jit

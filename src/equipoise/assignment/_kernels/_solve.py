@@ -407,7 +407,9 @@ def prepare(
 @jit
 def close_experts(capacity: Counts, prices: Floats) -> None:
     """Shifts prices so that the least is 0; an expert that may take no row has an infinite one."""
-    least = prices.min()
+    least = np.inf
+    for j in range(capacity.shape[0]):
+        least = min(least, prices[j] if capacity[j] > 0 else np.inf)
     for j in range(capacity.shape[0]):
         prices[j] = np.inf if capacity[j] == 0 else prices[j] - least
 
