@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 import equipoise as eq
 from equipoise.assignment import _primal_dual
-from equipoise.assignment._kernels import _amend, _choices, _flow, _pricing, _samples, _smoothing, _solve
+from equipoise.assignment._kernels import _amend, _choices, _collect, _flow, _pricing, _samples, _smoothing, _solve
 from equipoise.experiments.bench._families import draw_scores
 
 Floats = NDArray[np.float64]
@@ -19,8 +19,8 @@ def collected(
 ) -> tuple[_choices.Choices, Floats, NDArray[np.int32]]:
     n, k = scores.shape
     room, settled, z = _choices.room_for_choices(scores, n), np.zeros(k), np.full(n, -7, np.int32)
-    listing = _choices.new_listing(scores, prices, radius)
-    m, illegal = _choices.collect(scores, mask, listing, 0, n, stride, room, 0, settled, z)
+    listing = _collect.new_listing(scores, prices, radius)
+    m, illegal = _collect.collect(scores, mask, listing, 0, n, stride, room, 0, settled, z)
     assert illegal == -1
     return _choices.first(room, m), settled, z
 
@@ -85,8 +85,8 @@ def test_rows_with_equally_many_candidates_stand_together() -> None:
 def test_an_illegal_score_is_found_wherever_it_stands(column: int, value: float) -> None:
     scores = draw_scores("gumbel", 600, 70, 0).numpy()
     scores[400, column] = value
-    room, listing = _choices.room_for_choices(scores, 600), _choices.new_listing(scores, np.zeros(70), 0.5)
-    found = _choices.collect(
+    room, listing = _choices.room_for_choices(scores, 600), _collect.new_listing(scores, np.zeros(70), 0.5)
+    found = _collect.collect(
         scores, np.ones(600, np.bool_), listing, 0, 600, 1, room, 0, np.zeros(70), np.empty(600, np.int32)
     )
     assert found[1] == 400
@@ -254,7 +254,7 @@ def test_rows_with_a_better_offer_join_those_that_are_seated(seed: int) -> None:
         settled[z[i]] += 1
     choices = _choices.first(choices, len(choices.rows) - missing)
     assert _flow.exact_flow(choices, settled, capacity, prices, z, 0.0, 0, distance) == -1
-    rounds, listing = 0, _choices.all_listed(scores)
+    rounds, listing = 0, _collect.all_listed(scores)
     _, regret, _, count = _pricing.price_rows(scores, z, prices, listing, 0, n, wrong)
     assert regret > 1e-3
     while regret > 1e-9:

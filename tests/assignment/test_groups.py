@@ -6,7 +6,7 @@ import pytest
 from numpy.typing import NDArray
 
 import equipoise as eq
-from equipoise.assignment._kernels import _choices, _groups
+from equipoise.assignment._kernels import _choices, _collect, _groups
 from equipoise.experiments.bench._families import draw_scores
 
 Floats = NDArray[np.float64]
@@ -121,6 +121,6 @@ def test_collecting_candidates_meets_every_illegal_score(k: int, tied: bool, bad
         scores = (np.zeros((6, k)) if tied else generator.normal(size=(6, k))).astype(dtype)
         scores[3, j] = bad
         choices, z = _choices.room_for_choices(scores, 6), np.zeros(6, np.int32)
-        listing = _choices.new_listing(scores, generator.uniform(0.0, 1.0, k) * (not tied), 0.1)
-        _, row = _choices.collect(scores, np.ones(6, np.bool_), listing, 0, 6, 1, choices, 0, np.zeros(k), z)
+        listing = _collect.new_listing(scores, generator.uniform(0.0, 1.0, k) * (not tied), 0.1)
+        _, row = _collect.collect(scores, np.ones(6, np.bool_), listing, 0, 6, 1, choices, 0, np.zeros(k), z)
         assert row == 3

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 import equipoise as eq
 from equipoise.assignment import _primal_dual
-from equipoise.assignment._kernels import _choices, _pricing, _solve
+from equipoise.assignment._kernels import _choices, _collect, _pricing, _solve
 from equipoise.experiments.bench._families import draw_scores
 
 Floats = NDArray[np.float64]
@@ -16,11 +16,11 @@ Matrix = NDArray[np.floating]
 RADIUS = 0.5
 
 
-def listed(scores: Matrix, mask: NDArray[np.bool_], prices: Floats) -> tuple[_choices.Listing, NDArray[np.int32]]:
+def listed(scores: Matrix, mask: NDArray[np.bool_], prices: Floats) -> tuple[_collect.Listing, NDArray[np.int32]]:
     n, k = scores.shape
-    listing, z = _choices.new_listing(scores, prices, RADIUS), np.empty(n, np.int32)
+    listing, z = _collect.new_listing(scores, prices, RADIUS), np.empty(n, np.int32)
     room = _choices.room_for_choices(scores, n)
-    m, illegal = _choices.collect(scores, mask, listing, 0, n, 1, room, 0, np.zeros(k), z)
+    m, illegal = _collect.collect(scores, mask, listing, 0, n, 1, room, 0, np.zeros(k), z)
     assert illegal == -1
     assert np.isnan(listing.alone[room.rows[:m]]).all()
     return listing, z
@@ -94,7 +94,7 @@ def test_a_row_that_was_given_a_choice_is_read_again() -> None:
     listing, z = listed(scores, np.ones(3, np.bool_), np.zeros(2))
     wrong = np.empty(3, np.int32)
     z[2] = 1  # as if it had been moved
-    _choices.enlist(listing, np.array([2], np.int32))
+    _collect.enlist(listing, np.array([2], np.int32))
     assert _pricing.price_rows(scores, z, np.zeros(2), listing, 0, 3, wrong) == (10.0, 5.0, 5.0, 1)
     assert wrong[0] == 2
 
@@ -105,9 +105,9 @@ def test_rounding_is_never_taken_for_a_lead() -> None:
     for _ in range(1000):
         scores = (2.0**24 + 2 * generator.integers(0, 4, (50, 3))).astype(np.float32)
         prices, radius = generator.uniform(0, 3, 3), generator.uniform(1, 5)
-        listing, z = _choices.new_listing(scores, prices, radius), np.empty(50, np.int32)
+        listing, z = _collect.new_listing(scores, prices, radius), np.empty(50, np.int32)
         room = _choices.room_for_choices(scores, 50)
-        m, _ = _choices.collect(scores, np.ones(50, np.bool_), listing, 0, 50, 1, room, 0, np.zeros(3), z)
+        m, _ = _collect.collect(scores, np.ones(50, np.bool_), listing, 0, 50, 1, room, 0, np.zeros(3), z)
         moved = prices - generator.uniform(0.5, 1) * radius * (np.arange(3) == 1)
         z[room.rows[:m]] = (scores[room.rows[:m]] - moved).argmax(1)
         _, regret, _, count = _pricing.price_rows(scores, z, moved, listing, 0, 50, np.empty(50, np.int32))
@@ -133,8 +133,8 @@ def test_rows_move_although_lists_gave_them_no_choice(
     noise = 4 * radius * torch.rand(k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     near, target = (expected.prices + noise).numpy(), np.full(k, capacity)
     s, mask, prices, settled = scores.numpy(), np.ones(n, np.bool_), near.copy(), np.zeros(k)
-    listing, z, room = _choices.new_listing(s, prices, radius), np.empty(n, np.int32), _choices.room_for_choices(s, n)
-    m, _ = _choices.collect(s, mask, listing, 0, n, 1, room, 0, settled, z)
+    listing, z, room = _collect.new_listing(s, prices, radius), np.empty(n, np.int32), _choices.room_for_choices(s, n)
+    m, _ = _collect.collect(s, mask, listing, 0, n, 1, room, 0, settled, z)
     choices = _choices.first(room, m)
     solved, value, regret = _solve.finish_usual(s, mask, target, listing, choices, settled, prices, z)
     assert solved

@@ -315,7 +315,7 @@ def rows_read(monkeypatch: pytest.MonkeyPatch) -> Reads:
         read.clear()
         return counted
 
-    count_rows(_primal_dual._choices, "collect", 3)
+    count_rows(_primal_dual._collect, "collect", 3)
     count_rows(_primal_dual._pricing, "price_rows", 4)
     return since
 

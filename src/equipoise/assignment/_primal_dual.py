@@ -31,6 +31,7 @@ from equipoise.assignment._infeasible import check_start, illegal_scores, no_roo
 from equipoise.assignment._kernels import (
     _amend,
     _choices,
+    _collect,
     _descent,
     _flow,
     _pricing,
@@ -154,7 +155,7 @@ class _Problem:
     z: Ints
     index: int
     parallel: bool
-    listing: _choices.Listing = field(init=False)
+    listing: _collect.Listing = field(init=False)
 
     @property
     def slack(self) -> bool:
@@ -316,11 +317,11 @@ class _Problem:
     def _collect(self, radius: float) -> tuple[_choices.Choices, Floats]:
         n, k = self.scores.shape
         choices = _choices.room_for_choices(self.scores, n)
-        self.listing = _choices.new_listing(self.scores, self.prices, radius)
+        self.listing = _collect.new_listing(self.scores, self.prices, radius)
 
         def collect(start: int, stop: int) -> tuple[int, int, Floats]:
             settled = np.zeros(k)
-            m, illegal = _choices.collect(
+            m, illegal = _collect.collect(
                 self.scores, self.mask, self.listing, start, stop, 1, choices, start, settled, self.z
             )
             return m, illegal, settled
@@ -353,7 +354,7 @@ class _Problem:
                 if opened == 0:
                     raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
                 seated = len(choices.rows)
-                _choices.enlist(self.listing, choices.rows)
+                _collect.enlist(self.listing, choices.rows)
                 continue
             value, regret, wrong = self._price()
             if len(wrong) == 0:
@@ -363,7 +364,7 @@ class _Problem:
             choices, seated = _amend.reinstate(
                 self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z
             )
-            _choices.enlist(self.listing, wrong)
+            _collect.enlist(self.listing, wrong)
         return None
 
     def _price(self) -> tuple[float, float, Ints]:
@@ -386,7 +387,7 @@ class _Problem:
 
     def _solve_with_all_choices(self, slop: float = 0.0) -> tuple[float, float, Ints]:
         choices = _choices.all_choices(self.scores, self.mask)
-        self.listing = _choices.all_listed(self.scores)
+        self.listing = _collect.all_listed(self.scores)
         k = len(self.prices)
         stuck = _flow.exact_flow(choices, np.zeros(k), self.capacity, self.prices, self.z, slop, 0, np.empty(k))
         if stuck >= 0:

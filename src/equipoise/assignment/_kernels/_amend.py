@@ -3,7 +3,7 @@
 # pyright: reportArgumentType=false, reportReturnType=false
 """Choices that rows turn out to need: a better offer that was not on their list, or any way out at all.
 
-Lists of candidates (`_choices.py`) are a guess. Whether it was right shows when every entry is priced, and when chains
+Lists of candidates (`_collect.py`) are a guess. Whether it was right shows when rows are priced, and when chains
 of moves are looked for among the candidates; here it is put right, for the rows concerned.
 
 Legend: n rows, k experts.
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._choices import Choices, Scores, collect, first, new_listing, room_for_choices
+from equipoise.assignment._kernels._choices import Choices, Scores, first, room_for_choices
+from equipoise.assignment._kernels._collect import collect, new_listing
 from equipoise.assignment._kernels._pricing import exact_best_offer
 
 Ints = NDArray[np.int32]

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_vector
 from equipoise._core._vector import larger
-from equipoise.assignment._kernels._choices import Scores, offers_and_best
+from equipoise.assignment._kernels._choices import Scores
+from equipoise.assignment._kernels._collect import offers_and_best
 from equipoise.assignment._kernels._groups import shift_groups_apart
 from equipoise.assignment._kernels._smoothing import (
     furthest_apart,

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._choices import Scores, all_choices, best_offer
+from equipoise.assignment._kernels._choices import Scores, all_choices
+from equipoise.assignment._kernels._collect import best_offer
 from equipoise.assignment._kernels._flow import exact_flow
 from equipoise.assignment._kernels._smoothing import rest_prices
 

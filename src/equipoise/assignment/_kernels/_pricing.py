@@ -3,7 +3,7 @@
 # pyright: reportArgumentType=false, reportReturnType=false
 """The certificate: what every row misses at the prices, in float64.
 
-Most rows need no second look. When candidates were collected (`_choices.py`), a row that got no choice had every other
+Most rows need no second look. When candidates were collected (`_collect.py`), a row that got no choice had every other
 offer more than a radius below its own. Another expert can only have caught up if prices moved apart by more than that.
 Rows for which they did, and those that had a choice, are priced entry by entry.
 
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_vector
 from equipoise._core._vector import larger
-from equipoise.assignment._kernels._choices import Listing, Scores
+from equipoise.assignment._kernels._choices import Scores
+from equipoise.assignment._kernels._collect import Listing
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]

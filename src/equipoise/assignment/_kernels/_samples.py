@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_inline
 from equipoise._core._vector import count_bits, lowest_bit
-from equipoise.assignment._kernels._choices import WORD, Scores, best_expert, best_offer, candidate_bits
+from equipoise.assignment._kernels._choices import Scores
+from equipoise.assignment._kernels._collect import WORD, best_expert, best_offer, candidate_bits
 from equipoise.assignment._kernels._smoothing import imbalance
 
 Floats = NDArray[np.float64]

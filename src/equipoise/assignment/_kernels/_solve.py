@@ -10,19 +10,15 @@ from equipoise._core._jit import jit
 from equipoise.assignment._kernels._amend import open_doors, reinstate
 from equipoise.assignment._kernels._choices import (
     Choices,
-    Listing,
     Scores,
     all_choices,
-    all_listed,
-    collect,
     count_spread,
     crowded,
-    enlist,
     first,
     narrow,
-    new_listing,
     room_for_choices,
 )
+from equipoise.assignment._kernels._collect import Listing, all_listed, collect, enlist, new_listing
 from equipoise.assignment._kernels._descent import approach, follow
 from equipoise.assignment._kernels._flow import exact_flow
 from equipoise.assignment._kernels._groups import shift_groups_apart
