@@ -166,7 +166,7 @@ class _Problem:
         """Returns the value and the sum of the rows' regrets."""
         try:
             return self._solve_from_lists(warm)
-        except OverflowError:
+        except OverflowError:  # in float64 there is room for what float32 allows; beyond it, lists are done without
             if self.scores.dtype == np.float32:
                 self.scores = self.scores.astype(np.float64)
                 return self._solve_cold()
