@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import subprocess
 import sys
 
 import pytest
@@ -19,7 +20,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version") == (0, f"equipoise {equipoise.__version__}\n", "")
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("bench",), ("bench", "--help"), ("bench", "assign", "--help")])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("--help",), ("-h",), ("bench",), ("bench", "-h"), ("bench", "assign", "--help"), ("bench", "assign", "-h")],
+)
 def test_help_explains(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
     code, out, err = run(capsys, *arguments)
     assert (code, err) == (0, "")
@@ -53,6 +57,31 @@ def test_error_of_the_user_is_one_line(
     assert err.startswith("equipoise: error: ")
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_every_command_has_the_short_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("reproduce", "audit", "compare"):
+        code, out, err = run(capsys, command, "-h")
+        assert (code, err) == (0, "")
+        assert f"Usage: equipoise {command}" in out
+
+
+def test_completion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--install-completion" in run(capsys, "--help")[1]
+    for name, value in {
+        "_EQUIPOISE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "equipoise be",
+        "COMP_CWORD": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert run(capsys)[1] == "bench\n"
+
+
+def test_module_is_the_command(tmp_path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "equipoise", "--version"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"equipoise {equipoise.__version__}\n", "")
 
 
 def test_folder_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from equipoise.estimators import STRATEGIES
 
 twin = replace(STRATEGIES["sample"], name="twin")
+costly = replace(STRATEGIES["sample"], name="a$b {c} [d] \\\\frac$")
 nameless = object()
 
 
@@ -77,6 +78,15 @@ def test_strategy_of_a_users_own(capsys: pytest.CaptureFixture[str], in_folder: 
     assert twin["router"]["mean"] == sample["router"]["mean"]
 
 
+def test_a_name_is_drawn_as_it_is(capsys: pytest.CaptureFixture[str], in_folder: Path) -> None:
+    code, out, err = run(capsys, "--strategy", "audited_strategies:costly", "--draws", "2000")
+    assert (code, err) == (0, "")
+    name = r"a$b {c} [d] \frac$"
+    assert f"[1/1] {name}: " in out
+    for picture in ("audit.svg", "audit-cost.svg"):
+        assert name in (in_folder / "out" / "audit" / picture).read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -94,7 +104,8 @@ def test_strategy_of_a_users_own(capsys: pytest.CaptureFixture[str], in_folder: 
         (("--capacity-factor", "1.5", "--capacity", "6"), "capacity_factor must not be given beside capacity"),
         (("--row-effect", "nan"), "row_effect must be finite and >= 0, got nan"),
         (("--eps", "1"), "eps must be in [0, 1), got 1"),
-        (("--solves", "0"), "draws"),
+        (("--solves", "0"), "solves must be an integer >= 1, got 0"),
+        (("--seed", str(2**70)), "seed must be an integer from 0 to 2**62 - 1"),
         (("--eps", "0.1", "--strategy", "sample"), "eps must be left out where no strategy mixes"),
         (("--strategy", "best"), "sample, skip-iw, skip, gm-iw, gm-sh, gm"),
         (("--strategy", "no_such_module:best"), "no_such_module"),

@@ -30,8 +30,15 @@ _BENCH_HELP = """Measure speed against the alternatives, all in one run on this 
 The figures that count are ratios: times in milliseconds belong to a machine, ratios within one run travel better.
 """
 
+# Commands inherit it from the group.
+_SHORT_HELP = {"help_option_names": ["-h", "--help"]}
+
 app = typer.Typer(
-    name="equipoise", help=_HELP, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False
+    name="equipoise",
+    help=_HELP,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings=_SHORT_HELP,
 )
 bench = typer.Typer(help=_BENCH_HELP, rich_markup_mode="markdown")
 app.add_typer(bench, name="bench")

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from equipoise.experiments.audit import Audit, Outcome, Problem
 
-# Without a terminal rich assumes 80 columns, too few for the table.
 _LOG_WIDTH = 160
 
 
@@ -66,8 +65,8 @@ def audit(
     A strategy of your own: `equipoise audit --strategy mypackage.mymodule:my_strategy --strategy sample`. Where rows
     compete, a baseline that sees the rest of the batch is biased: `equipoise audit --baseline leave-one-out`.
     """
-    from rich.console import Console
-
+    from equipoise.cli._console import make_console
+    from equipoise.experiments._ledger import locked
     from equipoise.experiments.audit import (
         Audit,
         audit_table,
@@ -95,16 +94,14 @@ def audit(
         sinkhorn_first=sinkhorn_first,
         importance=not no_importance,
     )
-    out.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_LOG_WIDTH)
-    problem = draw_problem(run)
-    outcomes = _measure_all(run, problem, console)
-    console.print(audit_table(run, outcomes))
-    written = (write_figures(run, problem, outcomes, out), *save_figure(run, outcomes, out))
-    for path in (*written, *save_cost_figure(run, outcomes, out)):
-        console.print(f"wrote {path}", highlight=False)
+    with locked(out):
+        console = make_console(_LOG_WIDTH)
+        problem = draw_problem(run)
+        outcomes = _measure_all(run, problem, console)
+        console.print(audit_table(run, outcomes))
+        written = (write_figures(run, problem, outcomes, out), *save_figure(run, outcomes, out))
+        for path in (*written, *save_cost_figure(run, outcomes, out)):
+            console.print(f"wrote {path}", highlight=False)
 
 
 def _measure_all(run: "Audit", problem: "Problem", console: "Console") -> "list[Outcome]":

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`equipoise bench assign`."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Without a terminal rich assumes 80 columns, too few for the tables.
-_LOG_WIDTH = 120
+from equipoise.cli._bench import run_benchmark, set_threads
 
 
 def assign(
@@ -28,7 +25,7 @@ def assign(
         float | None,
         typer.Option(help="Seconds that one call may take; slower solvers skip the size. [default: the grid's own]"),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep what an interrupted run has measured.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what a run that ended has measured too.")] = False,
 ) -> None:
     """Time the exact balanced assignment against its peers.
 
@@ -39,27 +36,17 @@ def assign(
     Then: every family of difficult matrices at 16,384 x 64, tight and with slack; batches, warm starts, two threads,
     peak memory, first call and import in fresh processes. Each figure is held against a stated limit.
 
-    Writes `bench-assign.json` (after every measurement, so that nothing is lost), `bench-assign.svg` and
+    Writes `bench-assign.json` (after every measurement), `bench-assign.svg` and
     `bench-assign.png`.
+
+    When it is interrupted, the same command goes on from what is measured; after it has ended, it starts anew.
 
     For a first impression: `equipoise bench assign --grid quick`. For matrices that are hard to balance:
     `equipoise bench assign --family rank-2 --out out/rank-2`.
     """
-    # Libraries that are loaded from here on read these once, at load.
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
+    set_threads(threads)
 
-    from rich.console import Console
-
-    from equipoise.cli._progress import run_steps
-    from equipoise.experiments.bench import assign_recipe, assign_steps, assign_tables, open_ledger, write_outcome
+    from equipoise.experiments.bench import assign_benchmark, assign_recipe
 
     recipe = assign_recipe(grid, family=family, threads=threads, repeats=repeats, seed=seed, budget=budget)
-    ledger = open_ledger(recipe, out, resume=resume)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_LOG_WIDTH)
-    run_steps(console, assign_steps(recipe), ledger)
-    for table in assign_tables(recipe, ledger.records):
-        console.print(table)
-    for path in write_outcome(recipe, ledger):
-        console.print(f"wrote {path}", highlight=False)
+    run_benchmark(assign_benchmark(recipe), out, resume=resume)

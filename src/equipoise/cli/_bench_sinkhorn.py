@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`equipoise bench sinkhorn`."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Without a terminal rich assumes 80 columns, too few for the table.
-_LOG_WIDTH = 120
+from equipoise.cli._bench import run_benchmark, set_threads
 
 
 def sinkhorn(
@@ -24,7 +21,7 @@ def sinkhorn(
         float | None,
         typer.Option(help="Seconds that one call of POT may take; it skips larger sizes. [default: the grid's own]"),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep what an interrupted run has measured.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what a run that ended has measured too.")] = False,
 ) -> None:
     """Time balancing in expectation against torch.softmax and POT.
 
@@ -32,32 +29,16 @@ def sinkhorn(
     POT's `ot.bregman.sinkhorn_log`, all to the same relative column error, beside `torch.softmax`, which balances
     nothing and is the floor. Each figure is held against a stated limit.
 
-    Writes `bench-sinkhorn.json` (after every measurement, so that nothing is lost), `bench-sinkhorn.svg` and
+    Writes `bench-sinkhorn.json` (after every measurement), `bench-sinkhorn.svg` and
     `bench-sinkhorn.png`.
+
+    When it is interrupted, the same command goes on from what is measured; after it has ended, it starts anew.
 
     For a first impression: `equipoise bench sinkhorn --grid quick`.
     """
-    # Libraries that are loaded from here on read these once, at load.
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
+    set_threads(threads)
 
-    from rich.console import Console
-
-    from equipoise.cli._progress import run_steps
-    from equipoise.experiments.bench import (
-        open_sinkhorn_ledger,
-        sinkhorn_recipe,
-        sinkhorn_steps,
-        sinkhorn_tables,
-        write_sinkhorn_outcome,
-    )
+    from equipoise.experiments.bench import sinkhorn_benchmark, sinkhorn_recipe
 
     recipe = sinkhorn_recipe(grid, threads=threads, repeats=repeats, seed=seed, budget=budget)
-    ledger = open_sinkhorn_ledger(recipe, out, resume=resume)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_LOG_WIDTH)
-    run_steps(console, sinkhorn_steps(recipe), ledger)
-    for table in sinkhorn_tables(recipe, ledger.records):
-        console.print(table)
-    for path in write_sinkhorn_outcome(recipe, ledger):
-        console.print(f"wrote {path}", highlight=False)
+    run_benchmark(sinkhorn_benchmark(recipe), out, resume=resume)

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-# Without a terminal rich assumes 80 columns, too few for the tables.
 _LOG_WIDTH = 130
 
 
@@ -32,40 +31,31 @@ def compare(
     Writes `compare.json`, `compare.svg` and `compare.png`. When it is interrupted, the same command goes on from what
     is done; after it has ended, it starts anew.
     """
-    import os
-    import sys
     from dataclasses import replace
 
     import torch
-    from rich.console import Console
 
-    from equipoise.cli._training_bar import TrainingBar
+    from equipoise.cli._console import make_console
+    from equipoise.cli._training import count_workers, print_paths, run_with_bar, typed_command
     from equipoise.experiments.training import Comparison, compare, load_task, quick_comparison, result_tables
 
     given = {"seeds": seeds, "first_seed": first_seed, "steps": steps}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     recipe = replace(quick_comparison() if quick else Comparison(), task=task, **changes)
-    processes = workers if workers is not None else os.cpu_count() or 1
-    if processes < 1:
-        raise ValueError(f"workers must be at least 1, got {processes}: give a number of processes")
+    processes, console = count_workers(workers), make_console(_LOG_WIDTH)
     load_task(task)  # says what is missing before a folder is made
-    out.mkdir(parents=True, exist_ok=True)
     if quick:
         # In small it takes less time than processes to start. Tensors of this size gain nothing from more threads.
         processes = 0
         torch.set_num_threads(1)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_LOG_WIDTH)
-    command = " ".join(["equipoise", *sys.argv[1:]]) if sys.argv[1:2] == ["compare"] else "equipoise compare"
-    with TrainingBar(console, len(recipe.units()) * recipe.steps) as bar:
-        try:
-            found = compare(recipe, out, command=command, workers=processes, say=bar.say, advance=bar.advance)
-        except KeyboardInterrupt:
-            bar.say(f"Interrupted. What was trained is in {out}; the same command goes on from there.")
-            raise
+    found = run_with_bar(
+        console,
+        len(recipe.units()) * recipe.steps,
+        out,
+        lambda bar: compare(
+            recipe, out, command=typed_command("compare"), workers=processes, say=bar.say, advance=bar.advance
+        ),
+    )
     for table in result_tables(recipe, found.outcomes, found.differences):
         console.print(table)
-    for path in found.paths:
-        if path.suffix != ".svg":
-            console.print(f"wrote {path}", highlight=False)
+    print_paths(console, found.paths)

@@ -38,16 +38,13 @@ def reproduce(
     Takes about 13 minutes on two cores, `--beyond` about as long again, `--sensitivity` about 40 minutes. When it is
     interrupted, the same command goes on from what is done; after it has ended, it starts anew.
     """
-    import os
-    import sys
     from dataclasses import replace
 
     from rich.console import Console
 
-    from equipoise.cli._training_bar import TrainingBar
+    from equipoise.cli._training import count_workers, print_paths, run_with_bar, typed_command
     from equipoise.experiments.paper import OPEN_CHOICES, Paper, claims_table, quick_recipe, reproduce, total_steps
 
-    recipe = quick_recipe() if quick else Paper()
     changes: dict[str, Any] = {name: v for name, v in (("seeds", seeds), ("steps", steps)) if v is not None}
     for choice in choose or ():
         name, equals, value = choice.partition("=")
@@ -55,30 +52,23 @@ def reproduce(
             known = ", ".join(f"{name}={'|'.join(values)}" for name, values in OPEN_CHOICES.items())
             raise ValueError(f"choose must be one of {known}, got {choice!r}")
         changes[name] = value
-    recipe = replace(recipe, **changes)
-    processes = workers if workers is not None else os.cpu_count() or 1
-    if processes < 1:
-        raise ValueError(f"workers must be at least 1, got {processes}: give a number of processes")
-    out.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    command = " ".join(["equipoise", *sys.argv[1:]]) if sys.argv[1:2] == ["reproduce"] else "equipoise reproduce"
-    with TrainingBar(console, total_steps(recipe, sensitivity=sensitivity, beyond=beyond)) as bar:
-        try:
-            found = reproduce(
-                recipe,
-                out,
-                command=command,
-                quick=quick,
-                sensitivity=sensitivity,
-                beyond=beyond,
-                workers=processes,
-                say=bar.say,
-                advance=bar.advance,
-            )
-        except KeyboardInterrupt:
-            bar.say(f"Interrupted. What was trained is in {out}; the same command goes on from there.")
-            raise
+    recipe = replace(quick_recipe() if quick else Paper(), **changes)
+    processes, console = count_workers(workers), Console()
+    found = run_with_bar(
+        console,
+        total_steps(recipe, sensitivity=sensitivity, beyond=beyond),
+        out,
+        lambda bar: reproduce(
+            recipe,
+            out,
+            command=typed_command("reproduce"),
+            quick=quick,
+            sensitivity=sensitivity,
+            beyond=beyond,
+            workers=processes,
+            say=bar.say,
+            advance=bar.advance,
+        ),
+    )
     console.print(claims_table(found.claims))
-    for path in found.paths:
-        if path.suffix != ".svg":
-            console.print(f"wrote {path}", highlight=False)
+    print_paths(console, found.paths)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli import main
-from equipoise.experiments.bench import RECIPES, assign_recipe, assign_steps, open_ledger, write_outcome
+from equipoise.experiments.bench import RECIPES, Log, assign_benchmark, assign_recipe
 from equipoise.experiments.bench import _recipe as recipe_module
 from equipoise.experiments.bench._solvers import SOLVERS
 
@@ -14,10 +14,10 @@ TINY = replace(RECIPES["quick"], sizes=((64, 4), (128, 64)), robust_size=(64, 4)
 
 
 def test_run_measures_checks_and_writes(tmp_path: Path) -> None:
-    ledger = open_ledger(TINY, tmp_path, resume=False)
-    for step in assign_steps(TINY):
-        ledger.run(step)
-    paths = write_outcome(TINY, ledger)
+    log = Log(assign_benchmark(TINY), tmp_path)
+    for step in assign_benchmark(TINY).steps:
+        log.run(step)
+    paths = log.finish()
     assert [path.name for path in paths] == ["bench-assign.json", "bench-assign.svg", "bench-assign.png"]
     assert all(path.stat().st_size > 0 for path in paths)
     stored = json.loads(paths[0].read_text())
@@ -25,12 +25,12 @@ def test_run_measures_checks_and_writes(tmp_path: Path) -> None:
     assert {"processor", "cores", "versions"} <= stored["environment"].keys()
     for ratio in stored["ratios"]:
         for name in ("primal-dual", "cycle-cancelling", "pot", "scipy"):
-            if ledger.records[f"grid/{ratio['n']}x{ratio['k']}/{name}"].status == "measured":
+            if log.records[f"grid/{ratio['n']}x{ratio['k']}/{name}"].status == "measured":
                 assert ratio["gap_per_row"][name] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_plan_covers_every_solver_size_and_family() -> None:
-    keys = [step.key for step in assign_steps(RECIPES["full"])]
+    keys = [step.key for step in assign_benchmark(RECIPES["full"]).steps]
     assert len(set(keys)) == len(keys)
     for n, k in recipe_module.SIZE_LIMITS:
         assert {f"grid/{n}x{k}/{solver.name}" for solver in SOLVERS} <= set(keys)
@@ -38,18 +38,18 @@ def test_plan_covers_every_solver_size_and_family() -> None:
 
 def test_missing_peer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    ledger = open_ledger(TINY, tmp_path, resume=False)
-    step = next(step for step in assign_steps(TINY) if step.key == "grid/64x4/pot")
-    assert ledger.run(step).status == "not installed"
+    log = Log(assign_benchmark(TINY), tmp_path)
+    step = next(step for step in assign_benchmark(TINY).steps if step.key == "grid/64x4/pot")
+    assert log.run(step).status == "not installed"
 
 
 def test_budget_is_said(tmp_path: Path) -> None:
     bench = replace(TINY, budget=1e-9)
-    ledger = open_ledger(bench, tmp_path, resume=False)
-    steps = {step.key: step for step in assign_steps(bench)}
-    first = ledger.run(steps["grid/64x4/argmax"])
+    log = Log(assign_benchmark(bench), tmp_path)
+    steps = {step.key: step for step in assign_benchmark(bench).steps}
+    first = log.run(steps["grid/64x4/argmax"])
     assert (first.status, first.repeats) == ("measured", 2)
-    later = ledger.run(steps["grid/128x64/argmax"])
+    later = log.run(steps["grid/128x64/argmax"])
     assert later.status == "skipped"
     assert "budget" in later.note
 
@@ -59,7 +59,8 @@ def test_budget_is_said(tmp_path: Path) -> None:
     [
         ({"threads": 0}, "threads must be at least 1, got 0"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": -1}, "seed must be an integer from 0 to 2\\*\\*62 - 1, .*, got -1"),
+        ({"seed": 2**70}, "because torch's seeds have 64 bits"),
         ({"family": "nice"}, "family must be one of"),
         ({"budget": 0.0}, "budget must be a positive number"),
         ({"grid": "endless"}, "grid must be one of 'full', 'quick'"),

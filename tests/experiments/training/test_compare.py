@@ -18,8 +18,7 @@ from equipoise.experiments.training import (
     compare,
     train,
 )
-from equipoise.experiments.training._compare import begin_anew_if_complete
-from equipoise.experiments.training._runner import load_unit, run_units
+from equipoise.experiments.training._runner import depends_on, run_units
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_every_contender_has_as_many_settings() -> None:
         ({"contenders": ("swich",)}, "contenders must be one of"),
         ({"seeds": 1}, "seeds must be an integer >= 2, got 1"),
         ({"steps": 0}, "steps must be an integer >= 1, got 0"),
-        ({"first_seed": -1}, "first_seed must be an integer >= 0, got -1"),
+        ({"first_seed": -1}, "first_seed must be an integer from 0 to .*, got -1: give one in that range"),
         ({"learning_rates": (0.0,)}, "learning_rates must be finite and > 0, got 0.0"),
         ({"eval_capacity_factor": 0.0}, "eval_capacity_factor must be finite and > 0, got 0.0"),
     ],
@@ -110,31 +109,25 @@ def test_an_interrupted_run_goes_on(
     assert list(again) == list(anew) == list(recipe.units())
     for name, unit in anew.items():
         assert torch.equal(again[name].validation, unit.validation)
+        assert all(torch.equal(again[name].parameters[key], x) for key, x in unit.parameters.items())
 
 
-def test_after_the_end_the_same_command_starts_anew(tmp_path: Path) -> None:
-    unit = tmp_path / "units" / "exact-0.01.pt"
-    unit.parent.mkdir()
-    unit.touch()
-    begin_anew_if_complete(tmp_path / "compare.json")
-    assert unit.exists()
-    (tmp_path / "compare.json").touch()
-    begin_anew_if_complete(tmp_path / "compare.json")
-    assert not unit.exists()
+def test_after_the_end_the_same_command_starts_anew(on_clusters: Task, small: Comparison, tmp_path: Path) -> None:
+    counts: list[int] = []
+    for _ in range(2):
+        steps: list[int] = []
+        compare(small, tmp_path, command="", workers=0, say=lambda _: None, advance=steps.append)
+        counts.append(len(steps))
+        assert sum(steps) == 6 * 4
+    assert counts[0] == counts[1] > 6  # units that were found would be counted at once, one call each
 
 
-def test_what_another_recipe_left_is_not_used(on_clusters: Task, small: Comparison, tmp_path: Path) -> None:
+def test_a_unit_depends_on_its_own_runs_and_not_on_others(small: Comparison) -> None:
     recipe = replace(small, contenders=("exact",))
-    ((name, runs),) = recipe.units().items()
-    run_units(recipe, tmp_path, workers=0)
-    path = tmp_path / "units" / f"{name}.pt"
-    assert load_unit(path, runs, recipe) is not None
-    assert load_unit(path, runs, replace(recipe, contenders=("exact", "base"))) is not None
-    assert load_unit(path, runs, replace(recipe, steps=5)) is None
-    assert load_unit(path, runs[1:], recipe) is None
-    content = torch.load(path, weights_only=True)
-    torch.save({**content, "key": {**content["key"], "version": "0.0.0"}}, path)
-    assert load_unit(path, runs, recipe) is None
+    ((_, runs),) = recipe.units().items()
+    assert depends_on(runs, recipe) == depends_on(runs, replace(recipe, contenders=("exact", "base")))
+    assert depends_on(runs, recipe) != depends_on(runs, replace(recipe, steps=5))
+    assert depends_on(runs, recipe) != depends_on(runs[1:], recipe)
 
 
 def test_a_unit_can_be_sent_to_another_process(on_clusters: Task, small: Comparison) -> None:

@@ -141,6 +141,7 @@ def _label(axes: Axes, marks: Sequence[_Mark], column: float) -> None:
         axes.plot([mark.x, column], [mark.y, y], color=mark.colour, linewidth=0.5, alpha=0.7, zorder=1)
         axes.annotate(
             mark.name,
+            parse_math=False,  # a name may have a $
             xy=(column, y),
             xytext=(3, 0),
             textcoords="offset points",

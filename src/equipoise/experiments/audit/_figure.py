@@ -121,6 +121,7 @@ def _label(axes: Axes, marks: Sequence[tuple[float, float, str, Verdict]]) -> No
         axes.plot([x, column], [y, 10.0**height], color=colour, linewidth=0.5, zorder=1)
         axes.annotate(
             name,
+            parse_math=False,  # a name may have a $
             xy=(column, 10.0**height),
             xytext=(3, 0),
             textcoords="offset points",

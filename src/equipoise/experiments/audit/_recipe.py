@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_capacity_factor, check_iterations, check_one_of, check_temperature
+from equipoise._core import check_at_least, check_capacity_factor, check_one_of, check_seed, check_temperature
 from equipoise.estimators import STRATEGIES
 from equipoise.reference import exact_gradient
 
@@ -70,11 +70,14 @@ class Audit:
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
-        for name, least in (("n", 1), ("k", 2), ("draws", 2), ("seed", 0)):
+        for name, least in (("n", 1), ("k", 2), ("draws", 2)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}: raise it")
+        check_seed("seed", self.seed)
+        if self.solves is not None:
+            check_at_least("solves", self.solves, 1)
         if self.capacity is not None:
-            check_iterations("capacity", self.capacity)
+            check_at_least("capacity", self.capacity, 1)
             if self.capacity_factor is not None:
                 raise ValueError(
                     f"capacity_factor must not be given beside capacity, got {self.capacity_factor} and "

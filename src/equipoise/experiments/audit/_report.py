@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.experiments._environment import environment
+from equipoise.experiments._ledger import write_whole
 from equipoise.experiments.audit._baselines import DRAWS
 from equipoise.experiments.audit._draws import Outcome
 from equipoise.experiments.audit._recipe import Audit, Problem
@@ -114,7 +115,7 @@ def write_figures(audit: Audit, problem: Problem, outcomes: Sequence[Outcome], f
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{NAME}.json"
-    path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(figures, indent=2) + "\n")
     return path
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speed and robustness, measured as ratios within one run."""
 
-from equipoise.experiments.bench._assign import assign_steps as assign_steps
-from equipoise.experiments.bench._assign import open_ledger as open_ledger
-from equipoise.experiments.bench._assign import write_outcome as write_outcome
+from equipoise.experiments.bench._assign import assign_benchmark as assign_benchmark
+from equipoise.experiments.bench._benchmark import Benchmark as Benchmark
+from equipoise.experiments.bench._benchmark import Log as Log
+from equipoise.experiments.bench._benchmark import Measurement as Measurement
+from equipoise.experiments.bench._benchmark import Step as Step
 from equipoise.experiments.bench._families import FAMILIES as FAMILIES
 from equipoise.experiments.bench._families import Family as Family
 from equipoise.experiments.bench._families import draw_scores as draw_scores
@@ -11,23 +13,15 @@ from equipoise.experiments.bench._layer import LAYER_RECIPES as LAYER_RECIPES
 from equipoise.experiments.bench._layer import LayerBench as LayerBench
 from equipoise.experiments.bench._layer import layer_recipe as layer_recipe
 from equipoise.experiments.bench._layer import layer_steps as layer_steps
-from equipoise.experiments.bench._layer import open_layer_ledger as open_layer_ledger
 from equipoise.experiments.bench._layer_models import LayerSize as LayerSize
-from equipoise.experiments.bench._layer_report import layer_tables as layer_tables
+from equipoise.experiments.bench._layer_report import layer_benchmark as layer_benchmark
 from equipoise.experiments.bench._layer_report import layer_verdicts as layer_verdicts
-from equipoise.experiments.bench._layer_report import write_layer_outcome as write_layer_outcome
-from equipoise.experiments.bench._ledger import Ledger as Ledger
-from equipoise.experiments.bench._ledger import Measurement as Measurement
-from equipoise.experiments.bench._ledger import Step as Step
 from equipoise.experiments.bench._recipe import RECIPES as RECIPES
 from equipoise.experiments.bench._recipe import AssignBench as AssignBench
 from equipoise.experiments.bench._recipe import assign_recipe as assign_recipe
 from equipoise.experiments.bench._sinkhorn import SINKHORN_RECIPES as SINKHORN_RECIPES
 from equipoise.experiments.bench._sinkhorn import SinkhornBench as SinkhornBench
-from equipoise.experiments.bench._sinkhorn import open_sinkhorn_ledger as open_sinkhorn_ledger
 from equipoise.experiments.bench._sinkhorn import sinkhorn_recipe as sinkhorn_recipe
 from equipoise.experiments.bench._sinkhorn import sinkhorn_steps as sinkhorn_steps
-from equipoise.experiments.bench._sinkhorn_report import sinkhorn_tables as sinkhorn_tables
+from equipoise.experiments.bench._sinkhorn_report import sinkhorn_benchmark as sinkhorn_benchmark
 from equipoise.experiments.bench._sinkhorn_report import sinkhorn_verdicts as sinkhorn_verdicts
-from equipoise.experiments.bench._sinkhorn_report import write_sinkhorn_outcome as write_sinkhorn_outcome
-from equipoise.experiments.bench._tables import assign_tables as assign_tables

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise.experiments._timing import best_of, best_of_each, num_threads, times_of_each
+from equipoise.experiments.bench._benchmark import Measurement, Records, Step
 from equipoise.experiments.bench._families import draw_scores
-from equipoise.experiments.bench._ledger import Measurement, Records, Step
 from equipoise.experiments.bench._probes import probe_first_call, probe_import, probe_memory
 from equipoise.experiments.bench._recipe import AssignBench
 

@@ -9,8 +9,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from equipoise.experiments.bench._benchmark import Records
 from equipoise.experiments.bench._grid import grid_key
-from equipoise.experiments.bench._ledger import Records
 from equipoise.experiments.bench._recipe import AssignBench
 from equipoise.experiments.bench._solvers import SOLVERS, Solver
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise.experiments._timing import best_in_turns, num_threads
+from equipoise.experiments.bench._benchmark import Measurement, Records, Step
 from equipoise.experiments.bench._families import FAMILIES, draw_scores
-from equipoise.experiments.bench._ledger import Measurement, Records, Step
 from equipoise.experiments.bench._recipe import CAPACITY_FACTOR, AssignBench, Size
 from equipoise.experiments.bench._solvers import OURS, SOLVERS, Solver
 

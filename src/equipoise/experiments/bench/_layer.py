@@ -9,18 +9,16 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_one_of
-from equipoise.experiments._environment import environment
+from equipoise._core import check_at_least, check_one_of, check_seed
 from equipoise.experiments._timing import num_threads, times_of_each
+from equipoise.experiments.bench._benchmark import Measurement, Records, Step
 from equipoise.experiments.bench._layer_models import LayerSize, Model, build_dense, build_moe, build_peer, peer_missing
-from equipoise.experiments.bench._ledger import Ledger, Measurement, Records, Step
 from equipoise.experiments.bench._probes import probe_layer_memory
 from equipoise.nn import ROUTERS, MoE, Surrogate, capture
 
@@ -66,9 +64,8 @@ class LayerBench:
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
-        for name, least in (("repeats", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}: raise it")
+        check_at_least("repeats", self.repeats, 1)
+        check_seed("seed", self.seed)
         if not self.threads or min(self.threads) < 1:
             raise ValueError(f"threads must be numbers of at least 1, got {list(self.threads)}: raise them")
 
@@ -100,7 +97,7 @@ def layer_recipe(grid: str, *, threads: tuple[int, ...], repeats: int, seed: int
 
 
 def layer_steps(bench: LayerBench) -> list[Step]:
-    """Lists the measurements of a run, in order; each is to be handed to `Ledger.run`."""
+    """Lists the measurements of a run, in order."""
     steps: list[Step] = []
     for threads in bench.threads:
         label = f"{threads} thread{'s' if threads > 1 else ''}"
@@ -127,20 +124,6 @@ def layer_steps(bench: LayerBench) -> list[Step]:
 def layer_key(threads: int, what: str) -> str:
     """Names the measurement of `what` with a number of threads."""
     return f"{threads} threads/{what}"
-
-
-def open_layer_ledger(bench: LayerBench, out: Path, *, resume: bool) -> Ledger:
-    """Opens out/bench-layer.json, which is complete after every measurement.
-
-    Args:
-        bench: the run; its fields are stored, and a resumed run must have the same.
-        out: folder of the results.
-        resume: keep what an earlier, interrupted run has measured; what it could not measure is tried again.
-    """
-    header = {"command": "equipoise bench layer", "options": asdict(bench), "environment": environment()}
-    ledger = Ledger(out / f"{NAME}.json", {**header, "resumed": resume}, resume=resume)
-    ledger.records = {key: record for key, record in ledger.records.items() if record.status == "measured"}
-    return ledger
 
 
 def _contenders(bench: LayerBench, threads: int, records: Records) -> Measurement:

@@ -4,10 +4,11 @@
 Legend: T tokens, E experts, K experts a token.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -15,6 +16,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.experiments.bench._benchmark import Benchmark, Measurement, Records
 from equipoise.experiments.bench._layer import (
     CONTENDERS,
     LAYER_RECIPES,
@@ -24,8 +26,8 @@ from equipoise.experiments.bench._layer import (
     PEER_MODES,
     LayerBench,
     layer_key,
+    layer_steps,
 )
-from equipoise.experiments.bench._ledger import Ledger, Measurement, Records
 from equipoise.experiments.bench._summary import Verdict
 from equipoise.experiments.bench._tables import format_seconds
 
@@ -87,16 +89,16 @@ def layer_verdicts(bench: LayerBench, records: Records) -> list[Verdict]:
         label = _threads(threads)
         for name in _OURS:
             title = f"{label}: {name} at capacity factor {CONTENDERS[name]:g}, times switch at {CONTENDERS['switch']:g}"
-            found.append(_held(title, SWITCH_LIMIT, functools.partial(times_switch, records, threads, name)))
+            found.append(_held(title, SWITCH_LIMIT, partial(times_switch, records, threads, name)))
         shares = {name: router_share(records, threads, name) for name in bench.routers}
         known = {name: share for name, share in shares.items() if share is not None}
         worst = max(known, key=lambda name: known[name], default="")
         title = f"{label}: largest share of a router in its layer" + (f" ({worst})" if worst else "")
-        found.append(_held(title, ROUTER_LIMIT, functools.partial(router_share, records, threads, worst)))
+        found.append(_held(title, ROUTER_LIMIT, partial(router_share, records, threads, worst)))
         for k in bench.top_ks:
             note = records.get(layer_key(threads, f"peer {k}"), Measurement()).note
             title = f"{label}: topk with K = {k}, times transformers in its fastest mode"
-            found.append(_held(title, PEER_LIMIT, functools.partial(times_peer, records, threads, k), note))
+            found.append(_held(title, PEER_LIMIT, partial(times_peer, records, threads, k), note))
     if bench.memory:
         for name in MEMORY:
             title = f"peak memory of a step, {name}, times the dense layer"
@@ -132,9 +134,27 @@ def layer_tables(bench: LayerBench, records: Records) -> list[Table]:
     return [*tables, _limit_table(layer_verdicts(bench, records))]
 
 
-def write_layer_outcome(bench: LayerBench, ledger: Ledger) -> list[Path]:
-    """Adds ratios and verdicts to the results file and draws the figure; returns the files of the run."""
-    records = ledger.records
+def layer_benchmark(bench: LayerBench) -> Benchmark:
+    """Plans a run.
+
+    Args:
+        bench: its options.
+
+    Returns:
+        The benchmark.
+    """
+    return Benchmark(
+        name="layer",
+        options=asdict(bench),
+        steps=layer_steps(bench),
+        tables=partial(layer_tables, bench),
+        summary=partial(_summary, bench),
+        draw=partial(_save_figure, bench),
+    )
+
+
+def _summary(bench: LayerBench, records: Records) -> dict[str, Any]:
+    """The ratios and verdicts in the form that the results file stores."""
     ratios = [
         {
             "threads": threads,
@@ -150,8 +170,12 @@ def write_layer_outcome(bench: LayerBench, ledger: Ledger) -> list[Path]:
     memory = {name: times_dense_memory(records, name) for name in MEMORY}
     whole = {name: times_dense_memory(records, name, parameters=True) for name in MEMORY}
     found = [asdict(verdict) for verdict in layer_verdicts(bench, records)]
-    ledger.save(ratios=ratios, times_dense_memory=memory, times_dense_memory_with_parameters=whole, verdicts=found)
-    return [ledger.path, *_save_figure(bench, records, ledger.path.parent)]
+    return {
+        "ratios": ratios,
+        "times_dense_memory": memory,
+        "times_dense_memory_with_parameters": whole,
+        "verdicts": found,
+    }
 
 
 def _layer_table(bench: LayerBench, records: Records) -> Table:

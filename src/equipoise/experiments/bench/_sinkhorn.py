@@ -10,19 +10,17 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_one_of, check_positive
+from equipoise._core import check_one_of, check_positive, check_seed
 from equipoise.balancing import Balanced, ConvergenceWarning, sinkhorn
-from equipoise.experiments._environment import environment
 from equipoise.experiments._timing import best_of, best_of_each, num_threads
-from equipoise.experiments.bench._ledger import Ledger, Measurement, Records, Step
+from equipoise.experiments.bench._benchmark import Measurement, Records, Step
 
 Size = tuple[int, int]
 NAME = "bench-sinkhorn"
@@ -56,9 +54,10 @@ class SinkhornBench:
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
-        for name, least in (("threads", 1), ("repeats", 1), ("seed", 0)):
+        for name, least in (("threads", 1), ("repeats", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}: raise it")
+        check_seed("seed", self.seed)
         check_positive("budget", self.budget)
         check_positive("tolerance", self.tolerance)
 
@@ -97,7 +96,7 @@ def sinkhorn_key(size: Size, deviation: float, who: str) -> str:
 
 
 def sinkhorn_steps(bench: SinkhornBench) -> list[Step]:
-    """Lists the measurements of a run, in order; each is to be handed to `Ledger.run`."""
+    """Lists the measurements of a run, in order."""
     measures = (("ours", "eq.sinkhorn", _measure_ours), ("pot", "POT sinkhorn_log", _measure_pot))
     return [
         Step(
@@ -109,18 +108,6 @@ def sinkhorn_steps(bench: SinkhornBench) -> list[Step]:
         for deviation in bench.deviations
         for who, title, measure in measures
     ]
-
-
-def open_sinkhorn_ledger(bench: SinkhornBench, out: Path, *, resume: bool) -> Ledger:
-    """Opens out/bench-sinkhorn.json, which is complete after every measurement.
-
-    Args:
-        bench: the run; its fields are stored, and a resumed run must have the same.
-        out: folder of the results.
-        resume: keep what an earlier, interrupted run has measured.
-    """
-    header = {"command": "equipoise bench sinkhorn", "options": asdict(bench), "environment": environment()}
-    return Ledger(out / f"{NAME}.json", {**header, "resumed": resume}, resume=resume)
 
 
 def _measure_ours(bench: SinkhornBench, size: Size, deviation: float, records: Records) -> Measurement:

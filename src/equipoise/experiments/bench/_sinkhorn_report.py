@@ -6,7 +6,9 @@ Legend: n rows (datapoints), k columns (experts).
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -14,8 +16,15 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from equipoise.experiments.bench._ledger import Ledger, Measurement, Records
-from equipoise.experiments.bench._sinkhorn import CAPACITY_FACTOR, NAME, SinkhornBench, Size, sinkhorn_key
+from equipoise.experiments.bench._benchmark import Benchmark, Measurement, Records
+from equipoise.experiments.bench._sinkhorn import (
+    CAPACITY_FACTOR,
+    NAME,
+    SinkhornBench,
+    Size,
+    sinkhorn_key,
+    sinkhorn_steps,
+)
 from equipoise.experiments.bench._summary import Verdict
 from equipoise.experiments.bench._tables import format_seconds
 
@@ -93,20 +102,38 @@ def sinkhorn_tables(bench: SinkhornBench, records: Records) -> list[Table]:
     return [table, _limit_table(sinkhorn_verdicts(bench, records))]
 
 
-def write_sinkhorn_outcome(bench: SinkhornBench, ledger: Ledger) -> list[Path]:
-    """Adds ratios and verdicts to the results file and draws the figure; returns the files of the run."""
+def sinkhorn_benchmark(bench: SinkhornBench) -> Benchmark:
+    """Plans a run.
+
+    Args:
+        bench: its options.
+
+    Returns:
+        The benchmark.
+    """
+    return Benchmark(
+        name="sinkhorn",
+        options=asdict(bench),
+        steps=sinkhorn_steps(bench),
+        tables=partial(sinkhorn_tables, bench),
+        summary=partial(_summary, bench),
+        draw=partial(_save_figure, bench),
+    )
+
+
+def _summary(bench: SinkhornBench, records: Records) -> dict[str, Any]:
+    """The ratios and verdicts in the form that the results file stores."""
     ratios = [
         {
             "n": size[0],
             "k": size[1],
             "deviation": deviation,
-            "times_softmax": times_softmax(ledger.records, size, deviation),
-            "times_faster_than_pot": times_faster_than_pot(ledger.records, size, deviation),
+            "times_softmax": times_softmax(records, size, deviation),
+            "times_faster_than_pot": times_faster_than_pot(records, size, deviation),
         }
         for size, deviation in _cells(bench)
     ]
-    ledger.save(ratios=ratios, verdicts=[asdict(v) for v in sinkhorn_verdicts(bench, ledger.records)])
-    return [ledger.path, *_save_figure(bench, ledger.records, ledger.path.parent)]
+    return {"ratios": ratios, "verdicts": [asdict(v) for v in sinkhorn_verdicts(bench, records)]}
 
 
 def _row(records: Records, size: Size, deviation: float) -> list[Text]:

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from equipoise.experiments.bench._behaviour import behaviour_key
+from equipoise.experiments.bench._benchmark import Measurement, Records
 from equipoise.experiments.bench._families import FAMILIES
 from equipoise.experiments.bench._grid import family_key, grid_key
-from equipoise.experiments.bench._ledger import Measurement, Records
 from equipoise.experiments.bench._recipe import CAPACITY_FACTOR, FAMILY_LIMIT, GAP_LIMIT, SIZE_LIMITS, AssignBench, Size
 from equipoise.experiments.bench._solvers import OURS, SOLVERS
 

@@ -5,9 +5,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.experiments.bench._benchmark import Records
 from equipoise.experiments.bench._families import FAMILIES
 from equipoise.experiments.bench._grid import family_key, grid_key
-from equipoise.experiments.bench._ledger import Records
 from equipoise.experiments.bench._recipe import CAPACITY_FACTOR, FAMILY_LIMIT, SIZE_LIMITS, AssignBench, Size
 from equipoise.experiments.bench._solvers import SOLVERS, Solver
 from equipoise.experiments.bench._summary import (

@@ -12,10 +12,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from equipoise.experiments._ledger import write_whole
+from equipoise.experiments._tasks import Progress
 from equipoise.experiments.paper._methods import BEYOND, METHOD_TABLE
 from equipoise.experiments.paper._recipe import TEMPERATURES, Paper
 from equipoise.experiments.paper._results import Result
-from equipoise.experiments.paper._runner import Progress, run_units
+from equipoise.experiments.paper._runner import run_units
 from equipoise.experiments.paper._solved_figures import SolvedTable, count_solved
 
 # What the paper has, to compare with: no capacity; skipping; balanced sampling.
@@ -114,7 +116,7 @@ def run_beyond(recipe: Paper, out: Path, *, workers: int, advance: Progress) -> 
     folder = out / "beyond"
     results = run_units(recipe, folder, workers=workers, progress=advance)
     study = judge_beyond(results, recipe)
-    (folder / "beyond.json").write_text(json.dumps(study, indent=1))
+    write_whole(folder / "beyond.json", json.dumps(study, indent=1))
     return study
 
 

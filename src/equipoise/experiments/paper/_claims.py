@@ -3,12 +3,12 @@
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from equipoise.experiments._ledger import write_whole
 from equipoise.experiments.paper._claims_gating import (
     judge_gating,
     judge_gating_no_weights,
@@ -197,11 +197,8 @@ def write_claims(path: Path, claims: Sequence[Claim]) -> None:
         path: the file; its folder is made if it is missing.
         claims: what was judged.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {"verdicts": VERDICT_RULE, "claims": [asdict(claim) for claim in claims]}
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def read_claims(path: Path) -> list[Claim]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import cast
 
-from equipoise._core import check_fraction, check_iterations, check_one_of, check_positive
+from equipoise._core import check_at_least, check_fraction, check_one_of, check_positive, check_seed
 from equipoise.experiments.paper._methods import METHOD_TABLE
 from equipoise.experiments.paper._results import (
     LOSSES,
@@ -152,7 +152,8 @@ class Paper:
         for name, known in OPEN_CHOICES.items():
             check_one_of(name, getattr(self, name), known)
         for name, value in (("seeds", self.seeds), ("steps", self.steps)):
-            check_iterations(name, value)
+            check_at_least(name, value, 1)
+        check_seed("first_seed", self.first_seed)
         for temperature in self.temperatures:
             check_positive("temperatures", temperature)
         check_positive("learning_rate", self.learning_rate)

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import jinja2
 
 from equipoise import __version__
+from equipoise.experiments._ledger import write_whole
 from equipoise.experiments.paper._claims import VERDICT_RULE, Claim, Verdict
 from equipoise.experiments.paper._result_figures import quick_note
 from equipoise.experiments.paper._results import THRESHOLD, Result
@@ -154,7 +155,7 @@ def write_report(
     )
     out.mkdir(parents=True, exist_ok=True)
     path = out / "report.html"
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page)
     return path
 
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole command: runs, studies, claims, figures, report."""
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from equipoise.experiments._environment import environment
+from equipoise.experiments._ledger import Ledger, begin
+from equipoise.experiments._tasks import Part, Progress, ignore, run_parts
 from equipoise.experiments.paper._beyond import beyond_recipe, run_beyond
 from equipoise.experiments.paper._beyond_figures import draw_beyond_figures
 from equipoise.experiments.paper._claims import Claim, judge, write_claims
@@ -19,7 +19,7 @@ from equipoise.experiments.paper._recipe import Paper
 from equipoise.experiments.paper._report import write_report
 from equipoise.experiments.paper._result_figures import draw_result_figures, quick_note
 from equipoise.experiments.paper._results import Result, read_results
-from equipoise.experiments.paper._runner import Progress, load_unit, run_tasks, run_units
+from equipoise.experiments.paper._runner import load_unit, run_units
 from equipoise.experiments.paper._sensitivity import run_sensitivity
 from equipoise.experiments.paper._studies import ON_RECIPE, STUDIES
 from equipoise.experiments.paper._studies._traces import path_of
@@ -75,7 +75,7 @@ def reproduce(
     began = time.perf_counter()
     begin_anew_if_complete(out, [n for n, wanted in (("sensitivity", sensitivity), ("beyond", beyond)) if wanted])
     resumed = any(out.glob("**/units/*.json"))
-    advance = advance or _ignore
+    advance = advance or ignore
     if quick:
         workers = 0  # all of it takes less time than processes to start
     say(f"training {len(recipe.runs()):,} runs of {recipe.steps:,} steps")
@@ -126,11 +126,9 @@ def begin_anew_if_complete(out: Path, extras: Sequence[str]) -> None:
         extras: what is asked for besides the experiment, by the names of its folders. If one of them was not run
             before, the rest need not be run again.
     """
-    report = out / "report.html"
-    if report.exists() and all((out / name).exists() for name in extras):
-        for path in [*out.glob("**/units/*.json"), *out.glob("studies/*.json")]:
-            path.unlink()
-    report.unlink(missing_ok=True)
+    kept = not all((out / name).exists() for name in extras)
+    folders = [out / "studies", *out.glob("**/units")]
+    begin(out / "report.html", [Ledger(folder) for folder in folders], keep=kept)
 
 
 def run_studies(recipe: Paper, out: Path, *, quick: bool, workers: int) -> dict[str, dict[str, Any]]:
@@ -145,32 +143,27 @@ def run_studies(recipe: Paper, out: Path, *, quick: bool, workers: int) -> dict[
     Returns:
         What they found, by name.
     """
-    folder = out / "studies"
-    folder.mkdir(parents=True, exist_ok=True)
-    key = {"version": version("equipoise"), "quick": quick, "recipe": recipe.describe()}
-    found = {name: known for name in STUDIES if (known := _load_study(folder / f"{name}.json", key)) is not None}
-    missing = [name for name in STUDIES if name not in found]
-    paths = _paths(recipe, out) if "traces" in missing else {}
-    tasks = {
-        name: (_run_study, name, recipe, quick, paths if name == "traces" else {})
-        for name in sorted(missing, key=("traces", "noise").__contains__, reverse=True)
-        if name != _ALONE
+    recipe_of_studies = {"quick": quick, "experiment": recipe.describe()}
+    ledger = Ledger(out / "studies")
+    parts = {
+        name: Part(
+            task=(_run_study, name, recipe, quick, out),
+            recipe=recipe_of_studies,
+            write=dict,
+            read=dict,
+        )
+        for name in sorted(STUDIES, key=("traces", "noise").__contains__, reverse=True)
     }
-    for name, study in run_tasks(tasks, workers, _ignore):
-        found[name] = _save_study(folder / f"{name}.json", key, study)
-    if _ALONE in missing:
-        study = _run_study(_ALONE, recipe, quick, {}, progress=_ignore)
-        found[_ALONE] = _save_study(folder / f"{_ALONE}.json", key, study)
+    alone = {_ALONE: parts.pop(_ALONE)}
+    found = {**dict(run_parts(parts, ledger, workers, ignore)), **dict(run_parts(alone, ledger, 0, ignore))}
     return {name: found[name] for name in STUDIES}
 
 
-def _run_study(
-    name: str, recipe: Paper, quick: bool, paths: Mapping[str, torch.Tensor], *, progress: Progress
-) -> dict[str, Any]:
+def _run_study(name: str, recipe: Paper, quick: bool, out: Path, *, progress: Progress) -> dict[str, Any]:
     del progress
     if name not in ON_RECIPE:
         return STUDIES[name](quick=quick)
-    extra = {"paths": paths} if name == "traces" else {}
+    extra = {"paths": _paths(recipe, out)} if name == "traces" else {}
     return STUDIES[name](recipe, quick=quick, **extra)
 
 
@@ -185,21 +178,3 @@ def _paths(recipe: Paper, out: Path) -> dict[str, torch.Tensor]:
             except KeyError:
                 continue
     return paths
-
-
-def _save_study(path: Path, key: Mapping[str, Any], study: dict[str, Any]) -> dict[str, Any]:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"key": key, "study": study}, indent=1))
-    part.replace(path)
-    return study
-
-
-def _load_study(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    content = json.loads(path.read_text())
-    return content["study"] if content["key"] == json.loads(json.dumps(key)) else None
-
-
-def _ignore(steps: int) -> None:
-    del steps

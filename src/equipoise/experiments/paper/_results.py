@@ -2,13 +2,14 @@
 """The outcome of each training run, and `results.csv`, which holds them."""
 
 import csv
+import io
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
+
+from equipoise.experiments._ledger import write_whole
 
 THRESHOLD = 0.02
 """A run has solved the task when its mean squared error is below this."""
@@ -57,25 +58,17 @@ COLUMNS = tuple(field.name for field in fields(Result))
 
 
 def write_results(path: Path, results: Iterable[Result]) -> None:
-    """Writes results so that a reader, or an interruption, never meets half a file: a temporary one, then a rename.
+    """Writes results so that a reader, or an interruption, never meets half a file.
 
     Args:
         path: the file; its folder is made if it is missing.
         results: the runs, in the order of the rows.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(handle, "w", newline="", encoding="utf-8") as file:
-            # mkstemp hides its file from everybody else; results are for everybody.
-            os.chmod(name, 0o644)
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            writer.writerows(_to_row(result) for result in results)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(_to_row(result) for result in results)
+    write_whole(path, text.getvalue())
 
 
 def _to_row(result: Result) -> list[str]:

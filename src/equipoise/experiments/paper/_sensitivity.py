@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.experiments._ledger import write_whole
+from equipoise.experiments._tasks import Progress
 from equipoise.experiments.paper._beyond import beyond_recipe
 from equipoise.experiments.paper._claims import judge
 from equipoise.experiments.paper._recipe import OPEN_CHOICES, SAME, Paper
 from equipoise.experiments.paper._results import Result, select_main
-from equipoise.experiments.paper._runner import Progress, load_unit, run_units
+from equipoise.experiments.paper._runner import load_unit, run_units
 
 # Claims that say something about the runs of the six panels; one of them needs a sweep too.
 _PANEL_CLAIMS = (1, 2, 3, 5, 6, 7, 8, 9)
@@ -53,8 +55,7 @@ def run_sensitivity(
         fresh = run_units(affected, folder, workers=workers, progress=advance) if affected is not None else None
         rows.append(_row(recipe, name, value, _merge(recipe, panels, changed, results, fresh, out), studies))
         path = out / "sensitivity" / "sensitivity.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"rows": rows, "note": note}, indent=1) + "\n")
+        write_whole(path, json.dumps({"rows": rows, "note": note}, indent=1) + "\n")
     return {"rows": rows, "note": note}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.experiments._environment import environment
+from equipoise.experiments._ledger import Ledger, begin, write_whole
 from equipoise.experiments.training._contenders import CONTENDERS
 from equipoise.experiments.training._figure import NAME, save_figure
 from equipoise.experiments.training._recipe import Comparison
@@ -63,7 +64,7 @@ def compare(
             f"got {recipe.batch_size}"
         )
     path = out / f"{NAME}.json"
-    begin_anew_if_complete(path)
+    begin(path, [Ledger(out / "units")])
     say(f"training {len(recipe.runs()):,} runs of {recipe.steps:,} steps")
     units = run_units(recipe, out, workers=workers, progress=advance)
     say("test figures of the chosen settings")
@@ -82,20 +83,8 @@ def compare(
         "differences": [{**asdict(d), "better": d.better} for d in found],
         "validation": [row for unit in units.values() for row in _validation_rows(unit)],
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_whole(path, json.dumps(content, indent=1) + "\n")
     return Compared(outcomes=outcomes, differences=found, paths=[path, *pictures])
-
-
-def begin_anew_if_complete(path: Path) -> None:
-    """Forgets the models of a command that ended; those of one that was interrupted stay.
-
-    Args:
-        path: the JSON file, which is written last.
-    """
-    if path.exists():
-        for unit in (path.parent / "units").glob("*.pt"):
-            unit.unlink()
-        path.unlink()
 
 
 def _validation_rows(unit: Trained) -> list[dict[str, Any]]:

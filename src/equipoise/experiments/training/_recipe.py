@@ -5,7 +5,7 @@ import itertools
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from equipoise._core import check_at_least, check_one_of, check_positive
+from equipoise._core import check_at_least, check_one_of, check_positive, check_seed
 from equipoise.experiments.training._contenders import CONTENDERS, Setting
 from equipoise.experiments.training._task import TASKS
 
@@ -77,7 +77,7 @@ class Comparison:
             check_at_least(name, getattr(self, name), 1)
         # A difference of one pair has no spread.
         check_at_least("seeds", self.seeds, 2)
-        check_at_least("first_seed", self.first_seed, 0)
+        check_seed("first_seed", self.first_seed)
         for rate in self.learning_rates:
             check_positive("learning_rates", rate)
         check_positive("eval_capacity_factor", self.eval_capacity_factor)

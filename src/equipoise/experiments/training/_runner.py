@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the units of a comparison on several processes, keeps what is done, and goes on where it was interrupted."""
+"""Trains the units of a comparison on several processes; what is done is kept, one part a unit in `units/`."""
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from equipoise.experiments.paper._runner import run_tasks
+from equipoise.experiments._ledger import Ledger
+from equipoise.experiments._tasks import Part, ignore, run_parts
 from equipoise.experiments.training._recipe import Comparison, Run
 from equipoise.experiments.training._task import Task, load_task
 from equipoise.experiments.training._train import Trained, measured_at, train
@@ -20,7 +21,7 @@ _SLOW = ("gm", "skip")
 def run_units(
     recipe: Comparison, out: Path, *, workers: int, progress: Callable[[int], object] | None = None
 ) -> dict[str, Trained]:
-    """Trains every unit of a recipe that `out` does not hold yet; a unit that ends is written to `units/`.
+    """Trains every unit of a recipe that `out` does not hold yet.
 
     Args:
         recipe: the comparison.
@@ -31,45 +32,19 @@ def run_units(
     Returns:
         The units by name, in the order of the recipe.
     """
-    advance = progress or _ignore
-    folder = out / "units"
-    folder.mkdir(parents=True, exist_ok=True)
     units = recipe.units()
-    done: dict[str, Trained] = {}
-    for name, runs in units.items():
-        found = load_unit(folder / f"{name}.pt", runs, recipe)
-        if found is not None:
-            done[name] = found
-            advance(recipe.steps)
-    missing = sorted((name for name in units if name not in done), key=_slowness)
-    for name, trained in run_tasks({name: (_train_unit, units[name], recipe) for name in missing}, workers, advance):
-        _save(folder / f"{name}.pt", trained, recipe)
-        done[name] = trained
+    parts = {
+        name: Part(
+            task=(_train_unit, units[name], recipe),
+            steps=recipe.steps,
+            recipe=depends_on(units[name], recipe),
+            write=_write,
+            read=partial(_read, units[name], recipe),
+        )
+        for name in sorted(units, key=_slowness)
+    }
+    done = dict(run_parts(parts, Ledger(out / "units"), workers, progress or ignore))
     return {name: done[name] for name in units}
-
-
-def load_unit(path: Path, runs: Sequence[Run], recipe: Comparison) -> Trained | None:
-    """Reads the models of a unit back.
-
-    Args:
-        path: the file.
-        runs: that the unit should have.
-        recipe: the comparison.
-
-    Returns:
-        The models, or None where the file is missing or comes from another recipe or version.
-    """
-    if not path.exists():
-        return None
-    content: dict[str, Any] = torch.load(path, weights_only=True)
-    if content["key"] != _key(runs, recipe):
-        return None
-    return Trained(
-        runs=tuple(runs),
-        parameters=content["parameters"],
-        steps=measured_at(recipe.steps),
-        validation=content["validation"],
-    )
 
 
 def _train_unit(runs: Sequence[Run], recipe: Comparison, *, progress: Callable[[int], object]) -> Trained:
@@ -86,28 +61,27 @@ def _task(name: str) -> Task:
     return _loaded[name]
 
 
-def _key(runs: Sequence[Run], recipe: Comparison) -> dict[str, Any]:
-    """What the models of a unit depend on: not which other units there are."""
+def depends_on(runs: Sequence[Run], recipe: Comparison) -> dict[str, Any]:
+    """Lists what the models of a unit depend on: not which other units there are."""
     described = recipe.describe()
     for name in ("contenders", "seeds", "first_seed", "learning_rates"):
         del described[name]
-    return {"version": version("equipoise"), "recipe": described, "runs": [run.describe() for run in runs]}
+    return {"comparison": described, "runs": [run.describe() for run in runs]}
 
 
-def _save(path: Path, trained: Trained, recipe: Comparison) -> None:
-    content = {
-        "key": _key(trained.runs, recipe),
-        "parameters": trained.parameters,
-        "validation": trained.validation,
-    }
-    part = path.with_suffix(".part")
-    torch.save(content, part)
-    part.replace(path)
+def _write(trained: Trained) -> dict[str, Any]:
+    parameters = {name: x.tolist() for name, x in trained.parameters.items()}
+    return {"parameters": parameters, "validation": trained.validation.tolist()}
+
+
+def _read(runs: Sequence[Run], recipe: Comparison, content: Any) -> Trained:
+    return Trained(
+        runs=tuple(runs),
+        parameters={name: torch.tensor(x) for name, x in content["parameters"].items()},
+        steps=measured_at(recipe.steps),
+        validation=torch.tensor(content["validation"]),
+    )
 
 
 def _slowness(name: str) -> int:
     return next((i for i, part in enumerate(_SLOW) if part in name), len(_SLOW))
-
-
-def _ignore(steps: int) -> None:
-    del steps
