@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from equipoise_lab.compare import Comparison, Split, Task, Trained
+from equipoise_lab.compare._summary import (
+    Outcome,
+    _mean_validation,
+    differences,
+    student_t,
+    summarise,
+)
+from equipoise_lab.compare._train import build_model, train
+
+
+def units(recipe: Comparison, task: Task) -> dict[str, Trained]:
+    return {name: train(runs, recipe, task) for name, runs in recipe.units().items()}
+
+
+def outcome(contender: str, loss: tuple[float, ...], evaluation: str = "unlimited") -> Outcome:
+    setting = Comparison(contenders=(contender,)).runs()[0].setting
+    same = {"accuracy": loss, "dropped": loss, "curve": ((1, 0.5),), "validation": 0.5}
+    return Outcome(contender=contender, evaluation=evaluation, setting=setting, loss=loss, **same)
+
+
+def test_settings_are_chosen_on_validation_alone(task: Task, small: Comparison) -> None:
+    recipe = replace(small, contenders=("switch", "skip-iw-recipe"), learning_rates=(0.003, 0.03), steps=12)
+    trained = units(recipe, task)
+    found = summarise(recipe, trained, task)
+    assert [(o.contender, o.evaluation) for o in found] == [
+        (name, evaluation) for name in recipe.contenders for evaluation in ("unlimited", "limited")
+    ]
+    for o in found:
+        index = ("unlimited", "limited").index(o.evaluation)
+        losses: dict[object, list[float]] = {}
+        for unit in trained.values():
+            for i, run in enumerate(unit.runs):
+                if run.contender == o.contender:
+                    losses.setdefault(run.setting, []).append(float(unit.validation[-1, index, i]))
+        means = {setting: sum(values) / len(values) for setting, values in losses.items()}
+        assert len(means) == 6
+        assert o.setting == min(means, key=means.__getitem__)
+        assert o.validation == pytest.approx(means[o.setting])
+        assert o.curve[-1] == (12, pytest.approx(o.validation))
+    wrong = Split(task.test.x, (task.test.y + 1) % 3)
+    again = summarise(recipe, trained, replace(task, test=wrong))
+    assert [o.setting for o in again] == [o.setting for o in found]
+    assert all(a.loss != b.loss for a, b in zip(again, found, strict=True))
+
+
+def test_a_run_that_diverged_is_not_chosen(task: Task, small: Comparison) -> None:
+    recipe = replace(small, contenders=("exact",))
+    ((name, unit),) = units(recipe, task).items()
+    best = summarise(recipe, {name: unit}, task)[0].setting
+    broken = unit.validation.clone()
+    broken[:, :, [i for i, run in enumerate(unit.runs) if run.setting == best]] = math.nan
+    broken = Trained(unit.runs, unit.parameters, unit.steps, broken)
+    assert _mean_validation(broken, best, 0) == math.inf
+    assert summarise(recipe, {name: broken}, task)[0].setting != best
+
+
+def test_test_losses_are_those_of_the_chosen_models(task: Task, small: Comparison) -> None:
+    recipe = replace(small, contenders=("exact",))
+    ((name, unit),) = units(recipe, task).items()
+    found = summarise(recipe, {name: unit}, task)[0]
+    for place, seed in enumerate((0, 1)):
+        (row,) = (i for i, run in enumerate(unit.runs) if run.setting == found.setting and run.seed == seed)
+        model = build_model([unit.runs[row]], recipe, task)
+        model.load_state_dict({key: value[[row]] for key, value in unit.parameters.items()})
+        log_p, outputs = model(task.test.x[None])
+        z = log_p[0].argmax(-1)
+        scores = outputs[0, z, torch.arange(len(z))]
+        expected = torch.nn.functional.cross_entropy(scores.detach(), task.test.y)
+        assert found.loss[place] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_differences_are_paired() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    ours, other = (0.10, 0.12, 0.11, 0.09, 0.10), (0.20, 0.23, 0.20, 0.19, 0.21)
+    found = differences([outcome("switch", other), outcome("skip-iw-recipe", ours), outcome("exact", ours, "limited")])
+    (d,) = found
+    assert (d.ours, d.other, d.evaluation) == ("skip-iw-recipe", "switch", "unlimited")
+    expected = stats.ttest_rel(ours, other).confidence_interval(0.95)
+    assert (d.low, d.high) == pytest.approx((expected.low, expected.high))
+    assert d.mean == pytest.approx(-0.102)
+    assert d.spread == pytest.approx(max(torch.tensor(ours).std().item(), torch.tensor(other).std().item()))
+    assert d.better
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (0.11, 0.13, 0.12, 0.10, 0.11),  # sure, and less than the spread
+        (0.02, 0.02, 0.05, 0.03, 0.01),  # worse
+        (0.09, 0.40, 0.06, 0.08, 0.09),  # one seed makes the difference
+    ],
+)
+def test_better_means_beyond_the_spread_and_beyond_doubt(other: tuple[float, ...]) -> None:
+    (d,) = differences([outcome("base", other), outcome("skip-iw-recipe", (0.10, 0.12, 0.11, 0.09, 0.10))])
+    assert not d.better
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+def test_student_t_is_scipys(confidence: float) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for degrees in range(1, 31):
+        assert student_t(degrees, confidence) == pytest.approx(stats.t.ppf((1 + confidence) / 2, degrees), rel=1e-9)
