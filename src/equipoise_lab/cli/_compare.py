@@ -50,7 +50,7 @@ def compare(
         torch.set_num_threads(1)
     found = run_with_bar(
         console,
-        len(recipe.units()) * recipe.steps,
+        len(recipe.runs()) * recipe.steps,
         out,
         lambda bar: compare(
             recipe, out, command=typed_command("compare"), workers=processes, say=bar.say, advance=bar.advance

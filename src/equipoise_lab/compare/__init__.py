@@ -8,7 +8,7 @@ from equipoise_lab.compare._contenders import Contender as Contender
 from equipoise_lab.compare._contenders import Setting as Setting
 from equipoise_lab.compare._recipe import Comparison as Comparison
 from equipoise_lab.compare._recipe import Run as Run
-from equipoise_lab.compare._recipe import quick as quick_comparison
+from equipoise_lab.compare._recipe import quick_comparison as quick_comparison
 from equipoise_lab.compare._summary import Difference as Difference
 from equipoise_lab.compare._summary import Outcome as Outcome
 from equipoise_lab.compare._tables import result_tables as result_tables
@@ -19,24 +19,3 @@ from equipoise_lab.compare._task import load_task as load_task
 from equipoise_lab.compare._task import split_task as split_task
 from equipoise_lab.compare._train import Trained as Trained
 from equipoise_lab.compare._train import train as train
-
-__all__ = [
-    "CONTENDERS",
-    "TASKS",
-    "Compared",
-    "Comparison",
-    "Contender",
-    "Difference",
-    "Outcome",
-    "Run",
-    "Setting",
-    "Split",
-    "Task",
-    "Trained",
-    "compare",
-    "load_task",
-    "quick_comparison",
-    "result_tables",
-    "split_task",
-    "train",
-]

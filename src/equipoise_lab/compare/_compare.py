@@ -12,8 +12,8 @@ from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
 from equipoise_lab.compare._contenders import CONTENDERS
 from equipoise_lab.compare._figure import NAME, save_figure
-from equipoise_lab.compare._recipe import Comparison
-from equipoise_lab.compare._runner import run_units
+from equipoise_lab.compare._recipe import EVALUATIONS, Comparison
+from equipoise_lab.compare._runner import run_all
 from equipoise_lab.compare._summary import CONFIDENCE, Difference, Outcome, differences, summarise
 from equipoise_lab.compare._task import load_task
 from equipoise_lab.compare._train import Trained
@@ -64,11 +64,11 @@ def compare(
             f"got {recipe.batch_size}"
         )
     path = out / f"{NAME}.json"
-    begin(path, [Ledger(out / "units")])
+    begin(path, [Ledger(out / "runs")])
     say(f"training {len(recipe.runs()):,} runs of {recipe.steps:,} steps")
-    units = run_units(recipe, out, workers=workers, progress=advance)
+    trained = run_all(recipe, out, workers=workers, progress=advance)
     say("test figures of the chosen settings")
-    outcomes = summarise(recipe, units, task)
+    outcomes = summarise(recipe, trained, task)
     found = differences(outcomes)
     pictures = save_figure(recipe, outcomes, out)
     content = {
@@ -81,13 +81,12 @@ def compare(
         "outcomes": [{**asdict(o), "mean": o.mean, "spread": o.spread} for o in outcomes],
         "confidence": CONFIDENCE,
         "differences": [{**asdict(d), "better": d.better} for d in found],
-        "validation": [row for unit in units.values() for row in _validation_rows(unit)],
+        "validation": [_validation_row(model) for model in trained],
     }
     write_whole(path, json.dumps(content, indent=1) + "\n")
     return Compared(outcomes=outcomes, differences=found, paths=[path, *pictures])
 
 
-def _validation_rows(unit: Trained) -> list[dict[str, Any]]:
-    """Every run with its validation loss at the end: what the choice was made on."""
-    unlimited, limited = unit.validation[-1].tolist()
-    return [{**run.describe(), "unlimited": unlimited[i], "limited": limited[i]} for i, run in enumerate(unit.runs)]
+def _validation_row(trained: Trained) -> dict[str, Any]:
+    """A run with its validation loss at the end: what the choice was made on."""
+    return {**trained.run.describe(), **dict(zip(EVALUATIONS, trained.validation[-1].tolist(), strict=True))}

@@ -2,7 +2,7 @@
 """The comparison as a value: what is fixed, and which runs it consists of."""
 
 import itertools
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
 from equipoise._core import check_at_least, check_one_of, check_positive, check_seed
@@ -29,9 +29,10 @@ class Run:
     seed: int
 
     @property
-    def unit(self) -> str:
-        """The runs that are trained together, in one batch with one optimiser."""
-        return f"{self.contender}-{self.setting.learning_rate:g}"
+    def name(self) -> str:
+        """In the files of the command."""
+        setting = "-".join(f"{value:g}" for value in astuple(self.setting))
+        return f"{self.contender}-{setting}-{self.seed}"
 
     def describe(self) -> dict[str, Any]:
         """Lists contender, setting and seed, as JSON knows them."""
@@ -91,13 +92,6 @@ class Comparison:
             for setting, seed in itertools.product(CONTENDERS[name].settings(self.learning_rates), seeds)
         ]
 
-    def units(self) -> dict[str, list[Run]]:
-        """Groups the runs by what is trained together."""
-        units: dict[str, list[Run]] = {}
-        for run in self.runs():
-            units.setdefault(run.unit, []).append(run)
-        return units
-
     def evaluations(self) -> tuple[float | None, ...]:
         """Lists the capacity factors of `EVALUATIONS`; None: no limit."""
         return (None, self.eval_capacity_factor)
@@ -107,6 +101,6 @@ class Comparison:
         return {f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v for f in fields(self)}
 
 
-def quick() -> Comparison:
+def quick_comparison() -> Comparison:
     """The same comparison in small: two seeds, one learning rate, 60 steps."""
     return Comparison(seeds=2, steps=60, learning_rates=(0.01,))

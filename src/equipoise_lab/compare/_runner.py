@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the units of a comparison on several processes; what is done is kept, one part a unit in `units/`."""
+"""Trains the runs of a comparison on several processes; what is done is kept, one part a run in `runs/`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,37 +18,37 @@ from equipoise_lab.compare._train import Trained, measured_at, train
 _SLOW = ("gm", "skip")
 
 
-def run_units(
+def run_all(
     recipe: Comparison, out: Path, *, workers: int, progress: Callable[[int], object] | None = None
-) -> dict[str, Trained]:
-    """Trains every unit of a recipe that `out` does not hold yet.
+) -> list[Trained]:
+    """Trains every run of a recipe that `out` does not hold yet.
 
     Args:
         recipe: the comparison.
         out: the folder of the command.
         workers: processes, of one thread each; 0 stays in this one.
-        progress: called with steps as they are done, those of units that were found counted at once.
+        progress: called with steps as they are done, those of runs that were found counted at once.
 
     Returns:
-        The units by name, in the order of the recipe.
+        The runs, in the order of the recipe.
     """
-    units = recipe.units()
+    runs = {run.name: run for run in recipe.runs()}
     parts = {
         name: Part(
-            task=(_train_unit, units[name], recipe),
+            task=(_train_run, runs[name], recipe),
             steps=recipe.steps,
-            recipe=depends_on(units[name], recipe),
+            recipe=depends_on(runs[name], recipe),
             write=_write,
-            read=partial(_read, units[name], recipe),
+            read=partial(_read, runs[name], recipe),
         )
-        for name in sorted(units, key=_slowness)
+        for name in sorted(runs, key=_slowness)
     }
-    done = dict(run_parts(parts, Ledger(out / "units"), workers, progress or ignore))
-    return {name: done[name] for name in units}
+    done = dict(run_parts(parts, Ledger(out / "runs"), workers, progress or ignore))
+    return [done[name] for name in runs]
 
 
-def _train_unit(runs: Sequence[Run], recipe: Comparison, *, progress: Callable[[int], object]) -> Trained:
-    return train(runs, recipe, _task(recipe.task), progress=progress)
+def _train_run(run: Run, recipe: Comparison, *, progress: Callable[[int], object]) -> Trained:
+    return train(run, recipe, _task(recipe.task), progress=progress)
 
 
 _loaded: dict[str, Task] = {}
@@ -61,12 +61,12 @@ def _task(name: str) -> Task:
     return _loaded[name]
 
 
-def depends_on(runs: Sequence[Run], recipe: Comparison) -> dict[str, Any]:
-    """Lists what the models of a unit depend on: not which other units there are."""
+def depends_on(run: Run, recipe: Comparison) -> dict[str, Any]:
+    """Lists what the model of a run depends on: not which other runs there are."""
     described = recipe.describe()
     for name in ("contenders", "seeds", "first_seed", "learning_rates"):
         del described[name]
-    return {"comparison": described, "runs": [run.describe() for run in runs]}
+    return {"comparison": described, "run": run.describe()}
 
 
 def _write(trained: Trained) -> dict[str, Any]:
@@ -74,13 +74,9 @@ def _write(trained: Trained) -> dict[str, Any]:
     return {"parameters": parameters, "validation": trained.validation.tolist()}
 
 
-def _read(runs: Sequence[Run], recipe: Comparison, content: Any) -> Trained:
-    return Trained(
-        runs=tuple(runs),
-        parameters={name: torch.tensor(x) for name, x in content["parameters"].items()},
-        steps=measured_at(recipe.steps),
-        validation=torch.tensor(content["validation"]),
-    )
+def _read(run: Run, recipe: Comparison, content: Any) -> Trained:
+    parameters = {name: torch.tensor(x) for name, x in content["parameters"].items()}
+    return Trained(run, parameters, measured_at(recipe.steps), torch.tensor(content["validation"]))
 
 
 def _slowness(name: str) -> int:

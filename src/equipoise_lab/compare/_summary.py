@@ -6,16 +6,15 @@ The test split is read here for the first time, for the chosen settings alone.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from equipoise_lab.compare._contenders import CONTENDERS, Setting
-from equipoise_lab.compare._evaluate import evaluate
 from equipoise_lab.compare._recipe import EVALUATIONS, Comparison
 from equipoise_lab.compare._task import Task
-from equipoise_lab.compare._train import Trained, build_model
+from equipoise_lab.compare._train import Evaluation, Trained, build_layer, evaluate
 
 CONFIDENCE = 0.95
 
@@ -83,59 +82,51 @@ class Difference:
         return self.mean < -self.spread and self.high < 0
 
 
-def summarise(recipe: Comparison, units: Mapping[str, Trained], task: Task) -> list[Outcome]:
+def summarise(recipe: Comparison, trained: Sequence[Trained], task: Task) -> list[Outcome]:
     """Chooses settings on the validation split, then evaluates those on the test split.
 
     Args:
         recipe: the comparison.
-        units: what was trained.
+        trained: all its runs.
         task: what was learnt.
 
     Returns:
         Contenders in the order of the recipe, each in both evaluations.
     """
+    by_setting: dict[str, dict[Setting, list[Trained]]] = {}
+    for model in sorted(trained, key=lambda model: model.run.seed):
+        by_setting.setdefault(model.run.contender, {}).setdefault(model.run.setting, []).append(model)
     found: list[Outcome] = []
     for name in recipe.contenders:
-        own = [unit for unit in units.values() if unit.runs[0].contender == name]
         for index in range(len(EVALUATIONS)):
-            candidates = [
-                (_mean_validation(unit, setting, index), setting, unit)
-                for unit in own
-                for setting in sorted({run.setting for run in unit.runs})
-            ]
-            validation, setting, unit = min(candidates, key=lambda candidate: candidate[0])
-            found.append(_outcome(recipe, task, unit, setting, index, validation))
+            settings = sorted(by_setting[name].items())
+            chosen = min(settings, key=lambda setting: _mean_validation(setting[1], index))
+            found.append(_outcome(recipe, task, chosen[1], index))
     return found
 
 
-def _rows(unit: Trained, setting: Setting) -> list[int]:
-    """The runs of a setting, in the order of their seeds."""
-    rows = [i for i, run in enumerate(unit.runs) if run.setting == setting]
-    return sorted(rows, key=lambda i: unit.runs[i].seed)
-
-
-def _mean_validation(unit: Trained, setting: Setting, evaluation: int) -> float:
+def _mean_validation(models: Sequence[Trained], evaluation: int) -> float:
     """The mean loss at the end; infinite where a run diverged, so that it is never the least."""
-    loss = float(unit.validation[-1, evaluation, _rows(unit, setting)].mean())
+    loss = statistics.fmean(float(model.validation[-1, evaluation]) for model in models)
     return loss if math.isfinite(loss) else math.inf
 
 
-def _outcome(recipe: Comparison, task: Task, unit: Trained, setting: Setting, index: int, validation: float) -> Outcome:
-    contender, rows = CONTENDERS[unit.runs[0].contender], _rows(unit, setting)
-    model = build_model([unit.runs[i] for i in rows], recipe, task)
-    model.load_state_dict({name: x[rows] for name, x in unit.parameters.items()})
-    limit = recipe.evaluations()[index]
-    (test,) = evaluate(model, task.test, gated=contender.gated, capacity_factors=[limit])
-    curve = unit.validation[:, index, rows].mean(-1).tolist()
+def _outcome(recipe: Comparison, task: Task, models: Sequence[Trained], index: int) -> Outcome:
+    tests: list[Evaluation] = []
+    for model in models:
+        layer = build_layer(model.run, recipe, task)
+        layer.load_state_dict(model.parameters, strict=False)  # what a layer keeps besides is of no use in evaluation
+        tests.append(evaluate(layer, task.test, task, recipe.evaluations()[index]))
+    curve = torch.stack([model.validation[:, index] for model in models]).mean(0).tolist()
     return Outcome(
-        contender=contender.name,
+        contender=models[0].run.contender,
         evaluation=EVALUATIONS[index],
-        setting=setting,
-        validation=validation,
-        curve=tuple(zip(unit.steps, curve, strict=True)),
-        loss=tuple(test.loss.tolist()),
-        accuracy=tuple(test.accuracy.tolist()),
-        dropped=tuple(test.dropped.tolist()),
+        setting=models[0].run.setting,
+        validation=_mean_validation(models, index),
+        curve=tuple(zip(models[0].steps, curve, strict=True)),
+        loss=tuple(test.loss for test in tests),
+        accuracy=tuple(test.accuracy for test in tests),
+        dropped=tuple(test.dropped for test in tests),
     )
 
 

@@ -55,8 +55,5 @@ def describe_setting(outcome: Outcome) -> str:
     Returns:
         For example "rate 0.01, bonus 0.5".
     """
-    own, setting = CONTENDERS[outcome.contender].own, outcome.setting
-    tuned = [name for name in _FIELDS if len({values.get(name) for values in own}) > 1]
-    return ", ".join(
-        [f"rate {setting.learning_rate:g}", *(f"{_FIELDS[name]} {getattr(setting, name):g}" for name in tuned)]
-    )
+    name, setting = CONTENDERS[outcome.contender].own[0], outcome.setting
+    return f"rate {setting.learning_rate:g}, {_FIELDS[name]} {getattr(setting, name):g}"

@@ -1,147 +1,181 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains runs of one contender and one learning rate at once.
+"""Trains and evaluates one run: one `equipoise.nn.MoE` as a classifier.
 
-A run is a pure function of the recipe, its setting and its seed: rows and noise of a seed are the same streams whatever
-else is in the batch.
+The first C outputs of the layer are the class scores, so that its experts are d -> h -> C. A row that is dropped has no
+output, and so the loss log C.
 
-Legend: r runs, s seeds, n rows, d features, k experts.
+Legend: n rows, d features, k experts, h hidden units of an expert, C classes.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
-from equipoise.estimators import Combination, Noise, load_balance_loss, marginal_entropy_loss
+from equipoise.estimators import RegressionCritic, marginal_entropy_loss
+from equipoise.nn import Grouped, MoE, Surrogate, capture
+from equipoise.ops import log_softmax
 from equipoise_lab.compare._contenders import CONTENDERS
-from equipoise_lab.compare._evaluate import evaluate, slots
-from equipoise_lab.compare._model import MixtureBatch
-from equipoise_lab.compare._objectives import Step
 from equipoise_lab.compare._recipe import Comparison, Run
-from equipoise_lab.compare._task import Task
+from equipoise_lab.compare._task import Split, Task
 
 # Streams of a seed.
 _ORDER, _NOISE = 1 << 20, 2 << 20
-# Steps whose noise is drawn at once.
-_CHUNK = 50
 # Points of a validation curve.
 _POINTS = 10
-# The losses behind the fields of a setting.
-_BALANCE: dict[str, Callable[[Tensor], Tensor]] = {
-    "balance_loss": load_balance_loss,
-    "marginal_entropy": marginal_entropy_loss,
-}
+# Losses fall by an order of magnitude within a few hundred steps: ten batches are memory enough for a baseline.
+_DECAY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Models at the end of training.
+    """A model at the end of training.
 
     Attributes:
-        runs: in the order of the rows below.
-        parameters: of the `MixtureBatch`, by name.
+        run: which one.
+        parameters: of the layer, by name.
         steps: where the validation loss was measured; the last is the end.
         validation: that loss, for each of `EVALUATIONS`.
     """
 
-    runs: tuple[Run, ...]
+    run: Run
     parameters: dict[str, Tensor]
     steps: tuple[int, ...]
-    validation: Float[Tensor, "points 2 r"]
+    validation: Float[Tensor, "points 2"]
 
 
-def train(
-    runs: Sequence[Run], recipe: Comparison, task: Task, *, progress: Callable[[int], object] | None = None
-) -> Trained:
-    """Trains runs of one unit.
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How a model does on a split.
+
+    Attributes:
+        loss: the mean cross-entropy in nats.
+        accuracy: the fraction of rows whose largest class score is the label's; a dropped row counts as wrong.
+        dropped: the fraction of rows that no expert processed.
+    """
+
+    loss: float
+    accuracy: float
+    dropped: float
+
+
+def train(run: Run, recipe: Comparison, task: Task, *, progress: Callable[[int], object] | None = None) -> Trained:
+    """Trains one run; the test split is not touched.
+
+    A run is a pure function of the recipe, its setting and its seed. Runs of a seed see the same rows in the same
+    order, whatever the contender.
 
     Args:
-        runs: what to train; they differ in seed and in settings other than the learning rate.
-        recipe: the comparison they belong to.
-        task: what to learn; the test split is not touched.
+        run: what to train.
+        recipe: the comparison it belongs to.
+        task: what to learn.
         progress: called with a number of steps that are done.
 
     Returns:
-        The models, and the course of their validation loss.
+        The model, and the course of its validation loss.
     """
-    if len({run.unit for run in runs}) != 1:
-        raise ValueError(f"runs must be of one unit, got {sorted({run.unit for run in runs})}: train each on its own")
-    batch = _Batch(runs, recipe, task)
-    points = measured_at(recipe.steps)
-    stream = zip(
-        _batches(batch.seeds, recipe, len(task.train)), _noise(batch.seeds, recipe, batch.strategy), strict=False
-    )
-    curve: list[Tensor] = []
-    measured = 0
-    for step, (rows, noise) in enumerate(itertools.islice(stream, recipe.steps), start=1):
-        batch.step(rows, noise)
+    learner = _Learner(run, recipe, task)
+    optimizer = torch.optim.Adam(learner.layer.parameters(), lr=run.setting.learning_rate, fused=True)
+    points, curve, measured = measured_at(recipe.steps), list[list[float]](), 0
+    for step, rows in zip(range(1, recipe.steps + 1), _batches(run.seed, recipe, len(task.train)), strict=False):
+        optimizer.zero_grad()
+        learner.loss(task.train.x[rows], task.train.y[rows]).backward()
+        optimizer.step()
         if step in points:
-            curve.append(batch.validation())
+            factors = recipe.evaluations()
+            curve.append([evaluate(learner.layer, task.validation, task, factor).loss for factor in factors])
             if progress is not None:
                 progress(step - measured)
             measured = step
-    return Trained(
-        runs=tuple(runs),
-        parameters={name: x.detach().clone() for name, x in batch.model.named_parameters()},
-        steps=points,
-        validation=torch.stack(curve),
-    )
+    parameters = {name: x.detach().clone() for name, x in learner.layer.named_parameters()}
+    return Trained(run, parameters, points, torch.tensor(curve))
 
 
-class _Batch:
-    """The state of the runs between two steps."""
+class _Learner:
+    """A layer, and what it minimises in a step."""
 
-    def __init__(self, runs: Sequence[Run], recipe: Comparison, task: Task) -> None:
-        self.recipe, self.task = recipe, task
-        self.contender = CONTENDERS[runs[0].contender]
-        self.strategy = self.contender.strategy
-        self.seeds = sorted({run.seed for run in runs})
-        self.row_seed = torch.tensor([self.seeds.index(run.seed) for run in runs])
-        self.model = build_model(runs, recipe, task)
-        self.objective = self.contender.make(len(runs), recipe.num_experts, task.num_classes)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=runs[0].setting.learning_rate, fused=True)
-        factors = [run.setting.capacity_factor for run in runs]
-        self.capacity = torch.tensor([slots(factor, recipe.batch_size, recipe.num_experts) for factor in factors])
-        weights = {name: torch.tensor([getattr(run.setting, name) for run in runs]) for name in _BALANCE}
-        self.balance = [(weight, _BALANCE[name]) for name, weight in weights.items() if bool(weight.any())]
+    def __init__(self, run: Run, recipe: Comparison, task: Task) -> None:
+        self.run, self.task = run, task
+        self.learns = CONTENDERS[run.contender].learns
+        self.layer = build_layer(run, recipe, task)
+        self.surrogate = Surrogate()
+        self.noise = torch.Generator().manual_seed(_NOISE + run.seed)
+        # One label less than there are: the intercept stands for the last.
+        self.critic = RegressionCritic(recipe.num_experts, task.num_classes - 1, decay=_DECAY)
 
-    def step(self, rows: Int[Tensor, "s n"], noise: Noise | None) -> None:
-        """One step of Adam for every run, on the rows and the noise of its seed."""
-        rows = rows[self.row_seed]
-        log_p, outputs = self.model(self.task.train.x[rows])
-        own = None if noise is None else _pick(noise, self.row_seed)
-        loss = self.objective(
-            Step(log_p=log_p, outputs=outputs, y=self.task.train.y[rows], noise=own, capacity=self.capacity)
-        )
-        for weight, balance_loss in self.balance:
-            loss = loss + weight * balance_loss(log_p)
-        self.optimizer.zero_grad()
-        loss.sum().backward()  # runs share nothing: the gradient of each is its own
-        self.optimizer.step()
+    def loss(self, x: Float[Tensor, "n d"], y: Int[Tensor, "n"]) -> Float[Tensor, ""]:
+        """The loss of a batch, whose gradient is the contender's."""
+        if self.learns == "exact":
+            return self._expected(x, y)
+        with capture(self.layer) as routings:
+            losses = row_losses(self.layer(x, generator=self.noise), y, self.task)
+        routing = routings[0]
+        if self.learns == "surrogate":
+            return self.surrogate(losses, routings)
+        # b_i = sum_j p_ij c_yj, with c_yj what past batches say of the loss of label y at expert j. Labels differ more
+        # than experts do, and a constant leaves that in the score-function term. In training the label is known.
+        label = F.one_hot(y, self.task.num_classes)[:, :-1].float()
+        baseline = (routing.log_p.detach().exp() * self.critic(label)).sum(-1)
+        loss = self.surrogate(losses, routings, baseline=baseline)
+        assert routing.sample is not None  # contenders with this baseline sample
+        self.critic.update(label, routing.sample, losses.detach())
+        return loss
 
-    def validation(self) -> Float[Tensor, "2 r"]:
-        """The validation loss of every run as it stands, in both evaluations."""
-        limits = self.recipe.evaluations()
-        found = evaluate(self.model, self.task.validation, gated=self.contender.gated, capacity_factors=limits)
-        return torch.stack([evaluation.loss for evaluation in found])
+    def _expected(self, x: Float[Tensor, "n d"], y: Int[Tensor, "n"]) -> Float[Tensor, ""]:
+        """The expected loss under the router, sum_j p_ij f_ij: what the samplers estimate, at k times the work."""
+        k = self.layer.num_experts
+        groups = Grouped(rows=x.repeat(k, 1), counts=torch.full([k], len(x)), slots=None)
+        losses = row_losses(self.layer.experts(groups), y.repeat(k), self.task).view(k, -1).mT
+        log_p = log_softmax(self.layer.router.logits(x))
+        return (log_p.exp() * losses).sum(-1).mean() + self.run.setting.marginal_entropy * marginal_entropy_loss(log_p)
 
 
-def build_model(runs: Sequence[Run], recipe: Comparison, task: Task) -> MixtureBatch:
-    """Builds the models of runs, untrained.
+@torch.no_grad()
+def evaluate(layer: MoE, split: Split, task: Task, capacity_factor: float | None) -> Evaluation:
+    """Sends each row of a split, as one batch, to its most probable expert, as `MoE` does in evaluation.
 
     Args:
-        runs: one for each model.
-        recipe: the comparison.
-        task: for its sizes.
+        layer: the model; in training mode afterwards.
+        split: the rows.
+        task: that they belong to.
+        capacity_factor: of the experts; None: no limit. Beyond it rows are dropped, the last of the split first.
 
     Returns:
-        The models.
+        How the model does.
     """
-    seeds = [run.seed for run in runs]
-    return MixtureBatch(seeds, task.dim, recipe.num_experts, recipe.hidden_dim, task.num_classes)
+    layer.eval()
+    layer.router.eval_capacity_factor = capacity_factor
+    with capture(layer) as routings:
+        outputs = layer(split.x)
+    layer.train()
+    kept = routings[0].kept
+    right = (outputs[:, : task.num_classes].argmax(-1) == split.y) & kept
+    loss = row_losses(outputs, split.y, task).mean()
+    return Evaluation(float(loss), float(right.float().mean()), float((~kept).float().mean()))
+
+
+def build_layer(run: Run, recipe: Comparison, task: Task) -> MoE:
+    """Builds the layer of a run, untrained; runs of a seed start from the same parameters."""
+    setting = run.setting
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run.seed)
+        return MoE(
+            task.dim,
+            recipe.num_experts,
+            hidden_dim=recipe.hidden_dim,
+            router=CONTENDERS[run.contender].router,
+            capacity_factor=setting.capacity_factor,
+            balance_loss=setting.balance_loss,
+            marginal_entropy=setting.marginal_entropy,
+        )
+
+
+def row_losses(outputs: Float[Tensor, "n d"], y: Int[Tensor, "n"], task: Task) -> Float[Tensor, "n"]:
+    """The cross-entropy of each row, in nats."""
+    return F.cross_entropy(outputs[:, : task.num_classes], y, reduction="none")
 
 
 def measured_at(steps: int) -> tuple[int, ...]:
@@ -150,41 +184,9 @@ def measured_at(steps: int) -> tuple[int, ...]:
     return tuple(round(steps * (i + 1) / points) for i in range(points))
 
 
-def _batches(seeds: Sequence[int], recipe: Comparison, num_rows: int) -> Iterator[Tensor]:
-    """Yields the rows of every step, [s, n]: one permutation after the other, what does not fill a batch left out."""
+def _batches(seed: int, recipe: Comparison, num_rows: int) -> Iterator[Int[Tensor, "n"]]:
+    """Yields the rows of every step: one permutation after the other, what does not fill a batch left out."""
     n = min(recipe.batch_size, num_rows)
-    generators = [torch.Generator().manual_seed(_ORDER + seed) for seed in seeds]
+    generator = torch.Generator().manual_seed(_ORDER + seed)
     while True:
-        orders = torch.stack([torch.randperm(num_rows, generator=g) for g in generators])
-        yield from (orders[:, start : start + n] for start in range(0, num_rows - n + 1, n))
-
-
-def _noise(seeds: Sequence[int], recipe: Comparison, strategy: Combination | None) -> Iterator[Noise | None]:
-    """Yields the noise of every step, [s, ...], one stream a seed; None where nothing is sampled."""
-    if strategy is None:
-        yield from itertools.repeat(None)
-        return
-    generators = [torch.Generator().manual_seed(_NOISE + seed) for seed in seeds]
-    shape = [_CHUNK, recipe.batch_size, recipe.num_experts]
-    while True:
-        chunk = [strategy.draw_noise(shape, generator=g) for g in generators]
-        for i in range(_CHUNK):
-            yield _stack([_pick(noise, i) for noise in chunk])
-
-
-def _pick(noise: Noise, index: Tensor | int) -> Noise:
-    """Takes entries of the first dimension of all parts."""
-    parts = (None if x is None else x[index] for x in (noise.priority, noise.coin, noise.pick))
-    return Noise(noise.gumbel[index], *parts)
-
-
-def _stack(noises: Sequence[Noise]) -> Noise:
-    """Makes one noise of several, with a new first dimension."""
-
-    def stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
-        given = [part for part in parts if part is not None]
-        return torch.stack(given) if given else None
-
-    gumbel = torch.stack([noise.gumbel for noise in noises])
-    others = zip(*((noise.priority, noise.coin, noise.pick) for noise in noises), strict=True)
-    return Noise(gumbel, *(stacked(parts) for parts in others))
+        yield from torch.randperm(num_rows, generator=generator).split(n)[: num_rows // n]

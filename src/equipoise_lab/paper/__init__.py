@@ -8,7 +8,7 @@ from equipoise_lab.paper._claims import write_claims as write_claims
 from equipoise_lab.paper._recipe import OPEN_CHOICES as OPEN_CHOICES
 from equipoise_lab.paper._recipe import Paper as Paper
 from equipoise_lab.paper._recipe import Run as Run
-from equipoise_lab.paper._recipe import quick as quick_recipe
+from equipoise_lab.paper._recipe import quick_recipe as quick_recipe
 from equipoise_lab.paper._reproduce import Reproduction as Reproduction
 from equipoise_lab.paper._reproduce import reproduce as reproduce
 from equipoise_lab.paper._results import Result as Result
@@ -19,24 +19,3 @@ from equipoise_lab.paper._sensitivity import total_steps as total_steps
 from equipoise_lab.paper._tables import claims_table as claims_table
 from equipoise_lab.paper._train import Trained as Trained
 from equipoise_lab.paper._train import train as train
-
-__all__ = [
-    "OPEN_CHOICES",
-    "Claim",
-    "Paper",
-    "Reproduction",
-    "Result",
-    "Run",
-    "Trained",
-    "claims_table",
-    "judge",
-    "quick_recipe",
-    "read_claims",
-    "read_results",
-    "reproduce",
-    "select",
-    "total_steps",
-    "train",
-    "write_claims",
-    "write_results",
-]

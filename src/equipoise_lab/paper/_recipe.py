@@ -209,6 +209,6 @@ class Paper:
             yield run, None
 
 
-def quick() -> Paper:
+def quick_recipe() -> Paper:
     """The same experiment in small: three temperatures, three seeds, 200 steps, no sweeps."""
     return Paper(temperatures=(0.1, 1.0, 10.0), seeds=3, steps=200, sweeps=())

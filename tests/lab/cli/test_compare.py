@@ -22,7 +22,7 @@ def test_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for label in ("Switch", "BASE", "Skip IW, our recipe", "GM IW mix, our recipe", "exact gradient"):
         assert label in out
     assert "training 36 runs of 3 steps" in out
-    assert {path.name for path in tmp_path.iterdir()} == {"units", "compare.json", "compare.svg", "compare.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "compare.json", "compare.svg", "compare.png"}
     stored = json.loads((tmp_path / "compare.json").read_text())
     assert stored["recipe"]["steps"] == 3
     assert stored["rows"]["test"] == 360

@@ -18,7 +18,7 @@ from equipoise_lab.compare import (
     compare,
     train,
 )
-from equipoise_lab.compare._runner import depends_on, run_units
+from equipoise_lab.compare._runner import depends_on, run_all
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_every_contender_has_as_many_settings() -> None:
         assert len(set(row.settings(recipe.learning_rates))) == 9
     assert len(recipe.runs()) == 6 * 9 * 5
     assert {run.seed for run in recipe.runs()} == {0, 1, 2, 3, 4}
-    assert len(recipe.units()) == 18
+    assert len({run.name for run in recipe.runs()}) == 270
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_everything_is_written(on_clusters: Task, small: Comparison, tmp_path: P
     said: list[str] = []
     steps: list[int] = []
     found = compare(small, tmp_path, command="here", workers=0, say=said.append, advance=steps.append)
-    assert sum(steps) == 6 * 4
+    assert sum(steps) == 36 * 4
     assert said[0] == "training 36 runs of 4 steps"
     assert {path.name for path in found.paths} == {"compare.json", "compare.svg", "compare.png"}
     stored = json.loads((tmp_path / "compare.json").read_text())
@@ -85,31 +85,31 @@ def test_everything_is_written(on_clusters: Task, small: Comparison, tmp_path: P
 def test_an_interrupted_run_goes_on(
     on_clusters: Task, small: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = replace(small, contenders=("exact", "switch", "gm-iw-mix-recipe"))
+    recipe = replace(small, contenders=("exact", "gm-iw-mix-recipe"))
     trained: list[str] = []
 
-    def interrupted(runs, recipe, task, **how):
-        if len(trained) == 2:
+    def interrupted(run, recipe, task, **how):
+        if len(trained) == 4:
             raise KeyboardInterrupt
-        trained.append(runs[0].unit)
-        return train(runs, recipe, task, **how)
+        trained.append(run.name)
+        return train(run, recipe, task, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(_runner, "train", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run_units(recipe, tmp_path / "stopped", workers=0)
+            run_all(recipe, tmp_path / "stopped", workers=0)
     assert trained[0].startswith("gm")  # the slowest first
-    assert len(list((tmp_path / "stopped" / "units").iterdir())) == 2
+    assert len(list((tmp_path / "stopped" / "runs").iterdir())) == 4
     more: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(_runner, "train", lambda runs, *a, **how: more.append(runs[0].unit) or train(runs, *a, **how))
-        again = run_units(recipe, tmp_path / "stopped", workers=0)
-    assert sorted(trained + more) == sorted(recipe.units())
-    anew = run_units(recipe, tmp_path / "anew", workers=0)
-    assert list(again) == list(anew) == list(recipe.units())
-    for name, unit in anew.items():
-        assert torch.equal(again[name].validation, unit.validation)
-        assert all(torch.equal(again[name].parameters[key], x) for key, x in unit.parameters.items())
+        patch.setattr(_runner, "train", lambda run, *a, **how: more.append(run.name) or train(run, *a, **how))
+        again = run_all(recipe, tmp_path / "stopped", workers=0)
+    assert sorted(trained + more) == sorted(run.name for run in recipe.runs())
+    anew = run_all(recipe, tmp_path / "anew", workers=0)
+    assert [model.run for model in again] == [model.run for model in anew] == recipe.runs()
+    for one, other in zip(again, anew, strict=True):
+        assert torch.equal(one.validation, other.validation)
+        assert all(torch.equal(one.parameters[key], x) for key, x in other.parameters.items())
 
 
 def test_after_the_end_the_same_command_starts_anew(on_clusters: Task, small: Comparison, tmp_path: Path) -> None:
@@ -118,23 +118,22 @@ def test_after_the_end_the_same_command_starts_anew(on_clusters: Task, small: Co
         steps: list[int] = []
         compare(small, tmp_path, command="", workers=0, say=lambda _: None, advance=steps.append)
         counts.append(len(steps))
-        assert sum(steps) == 6 * 4
-    assert counts[0] == counts[1] > 6  # units that were found would be counted at once, one call each
+        assert sum(steps) == 36 * 4
+    assert counts[0] == counts[1] > 36  # runs that were found would be counted at once, one call each
 
 
-def test_a_unit_depends_on_its_own_runs_and_not_on_others(small: Comparison) -> None:
+def test_a_run_depends_on_itself_and_not_on_others(small: Comparison) -> None:
     recipe = replace(small, contenders=("exact",))
-    ((_, runs),) = recipe.units().items()
-    assert depends_on(runs, recipe) == depends_on(runs, replace(recipe, contenders=("exact", "base")))
-    assert depends_on(runs, recipe) != depends_on(runs, replace(recipe, steps=5))
-    assert depends_on(runs, recipe) != depends_on(runs[1:], recipe)
+    one, other = recipe.runs()[:2]
+    assert depends_on(one, recipe) == depends_on(one, replace(recipe, contenders=("exact", "base")))
+    assert depends_on(one, recipe) != depends_on(one, replace(recipe, steps=5))
+    assert depends_on(one, recipe) != depends_on(other, recipe)
 
 
-def test_a_unit_can_be_sent_to_another_process(on_clusters: Task, small: Comparison) -> None:
-    recipe = replace(small, contenders=("gm-iw-mix-recipe",))
-    ((_, runs),) = recipe.units().items()
-    function, *arguments = pickle.loads(pickle.dumps((_runner._train_unit, runs, recipe)))
-    there, here = function(*arguments, progress=abs), train(runs, recipe, on_clusters)
+def test_a_run_can_be_sent_to_another_process(on_clusters: Task, small: Comparison) -> None:
+    run = replace(small, contenders=("gm-iw-mix-recipe",)).runs()[0]
+    function, *arguments = pickle.loads(pickle.dumps((_runner._train_run, run, small)))
+    there, here = function(*arguments, progress=abs), train(run, small, on_clusters)
     returned = pickle.loads(pickle.dumps(there))
-    assert returned.runs == here.runs
+    assert returned.run == here.run
     assert torch.equal(returned.validation, here.validation)

@@ -13,11 +13,11 @@ from equipoise_lab.compare._summary import (
     student_t,
     summarise,
 )
-from equipoise_lab.compare._train import build_model, train
+from equipoise_lab.compare._train import build_layer, evaluate, train
 
 
-def units(recipe: Comparison, task: Task) -> dict[str, Trained]:
-    return {name: train(runs, recipe, task) for name, runs in recipe.units().items()}
+def models(recipe: Comparison, task: Task) -> list[Trained]:
+    return [train(run, recipe, task) for run in recipe.runs()]
 
 
 def outcome(contender: str, loss: tuple[float, ...], evaluation: str = "unlimited") -> Outcome:
@@ -28,7 +28,7 @@ def outcome(contender: str, loss: tuple[float, ...], evaluation: str = "unlimite
 
 def test_settings_are_chosen_on_validation_alone(task: Task, small: Comparison) -> None:
     recipe = replace(small, contenders=("switch", "skip-iw-recipe"), learning_rates=(0.003, 0.03), steps=12)
-    trained = units(recipe, task)
+    trained = models(recipe, task)
     found = summarise(recipe, trained, task)
     assert [(o.contender, o.evaluation) for o in found] == [
         (name, evaluation) for name in recipe.contenders for evaluation in ("unlimited", "limited")
@@ -36,10 +36,9 @@ def test_settings_are_chosen_on_validation_alone(task: Task, small: Comparison) 
     for o in found:
         index = ("unlimited", "limited").index(o.evaluation)
         losses: dict[object, list[float]] = {}
-        for unit in trained.values():
-            for i, run in enumerate(unit.runs):
-                if run.contender == o.contender:
-                    losses.setdefault(run.setting, []).append(float(unit.validation[-1, index, i]))
+        for model in trained:
+            if model.run.contender == o.contender:
+                losses.setdefault(model.run.setting, []).append(float(model.validation[-1, index]))
         means = {setting: sum(values) / len(values) for setting, values in losses.items()}
         assert len(means) == 6
         assert o.setting == min(means, key=means.__getitem__)
@@ -53,28 +52,28 @@ def test_settings_are_chosen_on_validation_alone(task: Task, small: Comparison) 
 
 def test_a_run_that_diverged_is_not_chosen(task: Task, small: Comparison) -> None:
     recipe = replace(small, contenders=("exact",))
-    ((name, unit),) = units(recipe, task).items()
-    best = summarise(recipe, {name: unit}, task)[0].setting
-    broken = unit.validation.clone()
-    broken[:, :, [i for i, run in enumerate(unit.runs) if run.setting == best]] = math.nan
-    broken = Trained(unit.runs, unit.parameters, unit.steps, broken)
-    assert _mean_validation(broken, best, 0) == math.inf
-    assert summarise(recipe, {name: broken}, task)[0].setting != best
+    trained = models(recipe, task)
+    best = summarise(recipe, trained, task)[0].setting
+    broken = [
+        replace(model, validation=torch.full_like(model.validation, math.nan)) if model.run.setting == best else model
+        for model in trained
+    ]
+    assert _mean_validation([model for model in broken if model.run.setting == best], 0) == math.inf
+    assert summarise(recipe, broken, task)[0].setting != best
 
 
 def test_test_losses_are_those_of_the_chosen_models(task: Task, small: Comparison) -> None:
     recipe = replace(small, contenders=("exact",))
-    ((name, unit),) = units(recipe, task).items()
-    found = summarise(recipe, {name: unit}, task)[0]
+    trained = models(recipe, task)
+    found = summarise(recipe, trained, task)[0]
     for place, seed in enumerate((0, 1)):
-        (row,) = (i for i, run in enumerate(unit.runs) if run.setting == found.setting and run.seed == seed)
-        model = build_model([unit.runs[row]], recipe, task)
-        model.load_state_dict({key: value[[row]] for key, value in unit.parameters.items()})
-        log_p, outputs = model(task.test.x[None])
-        z = log_p[0].argmax(-1)
-        scores = outputs[0, z, torch.arange(len(z))]
-        expected = torch.nn.functional.cross_entropy(scores.detach(), task.test.y)
-        assert found.loss[place] == pytest.approx(float(expected), rel=1e-5)
+        (model,) = (m for m in trained if m.run.setting == found.setting and m.run.seed == seed)
+        layer = build_layer(model.run, recipe, task)
+        assert evaluate(layer, task.test, task, None).loss != pytest.approx(found.loss[place])
+        with torch.no_grad():
+            for name, parameter in layer.named_parameters():
+                parameter.copy_(model.parameters[name])
+        assert evaluate(layer, task.test, task, None).loss == found.loss[place]
 
 
 def test_differences_are_paired() -> None:

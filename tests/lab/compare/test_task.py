@@ -36,5 +36,5 @@ def test_unknown_task_names_the_known_ones() -> None:
 
 def test_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ValueError, match=r"needs scikit-learn, which is missing: pip install 'equipoise\[data\]'"):
+    with pytest.raises(ValueError, match=r"needs scikit-learn, which is missing: pip install 'equipoise\[lab\]'"):
         load_task("digits")

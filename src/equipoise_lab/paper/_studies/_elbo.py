@@ -18,8 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise_lab.paper._recipe import Paper
-from equipoise_lab.paper._recipe import quick as quick_recipe
+from equipoise_lab.paper._recipe import Paper, quick_recipe
 from equipoise_lab.paper._studies._mixture import mixture_sides
 from equipoise_lab.paper._task import draw_data, draw_parameters
 

@@ -28,8 +28,7 @@ from torch import Tensor
 from equipoise.assignment import assign, conditional_values
 from equipoise.estimators import gate, gated_loss, load_balance_loss, probability_ratio
 from equipoise.sampling import Sample
-from equipoise_lab.paper._recipe import Paper
-from equipoise_lab.paper._recipe import quick as quick_recipe
+from equipoise_lab.paper._recipe import Paper, quick_recipe
 from equipoise_lab.paper._task import draw_data, draw_parameters, errors, features, lines, router
 
 KINDS = ("gumbel", "gaussian", "jitter")

@@ -17,8 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.estimators import STRATEGIES, Combination
-from equipoise_lab.paper._recipe import Paper, Run
-from equipoise_lab.paper._recipe import quick as quick_recipe
+from equipoise_lab.paper._recipe import Paper, Run, quick_recipe
 from equipoise_lab.paper._studies._mixture import mixture_sides
 from equipoise_lab.paper._studies._spread import Spread, measure_spread, tile
 from equipoise_lab.paper._task import draw_data
