@@ -20,13 +20,16 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 1e-9:.0f} ns"
 
 
-def new_table(title: str, left: Sequence[str], right: Sequence[str] = (), **how: str) -> Table:
+def new_table(
+    title: str, left: Sequence[str] = (), right: Sequence[str] = (), *, no_wrap: bool = False, **how: str | bool
+) -> Table:
     """Makes a table without rows.
 
     Args:
         title: above it.
         left: headings of the columns that are aligned at the left, the first ones.
         right: headings of those that are aligned at the right.
+        no_wrap: whether each entry stays on one line.
         **how: further keywords of `rich.table.Table`.
 
     Returns:
@@ -34,7 +37,7 @@ def new_table(title: str, left: Sequence[str], right: Sequence[str] = (), **how:
     """
     table = Table(title=title, box=box.SIMPLE_HEAD, **how)  # pyright: ignore[reportArgumentType]
     for heading in left:
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=no_wrap)
     for heading in right:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=no_wrap)
     return table

@@ -10,14 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from equipoise.audit import CONFIDENCE, DRAWS, FALSE_ALARM, GROUPS, POWER, TOLERANCE, AuditResult
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import write_whole
-from equipoise_lab._tables import format_seconds
+from equipoise_lab._tables import format_seconds, new_table
 from equipoise_lab.audit._recipe import Audit
 
 NAME = "audit"
@@ -117,12 +116,10 @@ def audit_table(audit: Audit, outcomes: Sequence[AuditResult]) -> Table:
         f"+ draws: an estimate is the mean of {DRAWS} draws of the batch."
     )
     title = f"Audit: {describe(audit)}"
-    table = Table(title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
     headings = ("more\ndraws", "z\n(limit)", "bias\nrouter", "bias\nexperts", "found\nfrom", "sd\nrouter")
-    for heading in (*headings, "sd\nexperts", "ESS", "weight\nseen", "weight\npossible", "dropped", "time"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings += ("sd\nexperts", "ESS", "weight\nseen", "weight\npossible", "dropped", "time")
+    how = {"caption": caption, "caption_justify": "left", "collapse_padding": True}
+    table = new_table(title, ("strategy", "verdict"), headings, no_wrap=True, **how)
     for i, outcome in enumerate(outcomes):
         # A rule where the baselines begin, and where the next strategy's do.
         last = i + 1 < len(outcomes) and _part(outcomes[i + 1]) != _part(outcome)

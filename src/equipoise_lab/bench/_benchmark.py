@@ -111,11 +111,7 @@ class Log:
         return self.records[step.key]
 
     def finish(self) -> list[Path]:
-        """Adds ratios and verdicts to the results file and draws the figure.
-
-        Returns:
-            The files of the run.
-        """
+        """Adds ratios and verdicts to the results file and draws the figure."""
         self._write(self.benchmark.summary(self.records))
         return [self.path, *self.benchmark.draw(self.records, self.path.parent)]
 

@@ -28,16 +28,7 @@ _LOOK = {
 
 
 def save_assign_figure(bench: AssignBench, records: Records, folder: Path) -> list[Path]:
-    """Draws time against n at k = 64 on logarithmic axes: exact solid, inexact dashed, torch.argmax dotted.
-
-    Args:
-        bench: the run.
-        records: its measurements.
-        folder: where bench-assign.svg and bench-assign.png go.
-
-    Returns:
-        The files written.
-    """
+    """Draws time against n at k = 64 on logarithmic axes: exact solid, inexact dashed, torch.argmax dotted."""
     with style():
         figure = new_figure(7.2, 4.6)
         axes = figure.add_subplot()

@@ -49,9 +49,6 @@ def build_dense(size: LayerSize, kind: str = "mlp") -> Model:
     Args:
         size: of the layer.
         kind: "mlp" or "swiglu".
-
-    Returns:
-        The module.
     """
     if kind == "swiglu":
         return _DenseSwiGLU(size.dim, size.hidden_dim)
@@ -60,11 +57,6 @@ def build_dense(size: LayerSize, kind: str = "mlp") -> Model:
 
 def build_moe(size: LayerSize, seed: int, **options: Any) -> MoE:
     """Builds one of our layers, with parameters that depend on the seed alone.
-
-    Args:
-        size: of the layer.
-        seed: of the parameters.
-        options: for `MoE`.
 
     Returns:
         The layer, in training mode.

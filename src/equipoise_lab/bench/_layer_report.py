@@ -4,18 +4,17 @@
 Legend: T tokens, E experts, K experts a token.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from equipoise_lab._style import new_figure, save, style
-from equipoise_lab._tables import format_seconds
+from equipoise_lab._tables import format_seconds, new_table
 from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records
 from equipoise_lab.bench._layer import (
     CONTENDERS,
@@ -28,7 +27,7 @@ from equipoise_lab.bench._layer import (
     layer_key,
     layer_steps,
 )
-from equipoise_lab.bench._summary import Verdict
+from equipoise_lab.bench._verdicts import Verdict, judged_text, limit_table
 
 SWITCH_LIMIT = 1.05
 ROUTER_LIMIT = 0.08
@@ -56,15 +55,12 @@ def times_peer(records: Records, threads: int, k: int, *, median: bool = False) 
 
 
 def times_dense_memory(records: Records, name: str, *, parameters: bool = False) -> float | None:
-    """The rise of the peak in a training step of a layer, divided by that of the dense layer of the same active size.
+    """The rise of the peak in a training step of a layer, divided by that of the dense layer of the same size.
 
     Args:
         records: the measurements.
         name: a key of `MEMORY`.
         parameters: whether the parameters count too; the sparse layer has E times as many, so they only blur the view.
-
-    Returns:
-        The ratio.
     """
     found = [_figures(records, f"memory {which}") for which in (name, MEMORY[name])]
     if not all(found):
@@ -103,17 +99,8 @@ def layer_verdicts(bench: LayerBench, records: Records) -> list[Verdict]:
             title = f"peak memory of a step, {name}, times the dense layer"
             found.append((title, times_dense_memory(records, name), MEMORY_LIMIT, ""))
     judged = bench.size == LAYER_RECIPES["full"].size
-    return [
-        Verdict(
-            group="layer",
-            title=title,
-            figure=figure,
-            limit=limit,
-            passed=figure <= limit if judged and figure is not None else None,
-            note=note,
-        )
-        for title, figure, limit, note in found
-    ]
+    verdicts = [Verdict(group="layer", title=t, figure=f, limit=limit, note=note) for t, f, limit, note in found]
+    return [verdict.judged() if judged else verdict for verdict in verdicts]
 
 
 def _held(
@@ -130,7 +117,10 @@ def layer_tables(bench: LayerBench, records: Records) -> list[Table]:
     tables = [_layer_table(bench, records), _router_table(bench, records), _peer_table(bench, records)]
     if bench.memory:
         tables.append(_memory_table(records))
-    return [*tables, _limit_table(layer_verdicts(bench, records))]
+    return [
+        *tables,
+        limit_table(layer_verdicts(bench, records), title="Limits, for the best of the rounds", notes=True),
+    ]
 
 
 def layer_benchmark(bench: LayerBench) -> Benchmark:
@@ -179,11 +169,11 @@ def _summary(bench: LayerBench, records: Records) -> dict[str, Any]:
 
 def _layer_table(bench: LayerBench, records: Records) -> Table:
     size = bench.size
-    table = _table(
+    table = new_table(
         f"Forward and backward, {size.tokens:,} tokens, dim {size.dim}, hidden {size.hidden_dim:,}, "
         f"{size.num_experts} experts, float32, best of {bench.repeats}",
-        ("threads", "dense", *(f"{name}\nfactor {factor:g}" for name, factor in CONTENDERS.items())),
-        [f"{name}\n/ switch" for name in _OURS],
+        ["threads"],
+        ["dense", *(f"{n}\nfactor {c:g}" for n, c in CONTENDERS.items()), *(f"{n}\n/ switch" for n in _OURS)],
     )
     for threads in bench.threads:
         figures = _figures(records, layer_key(threads, "contenders"))
@@ -195,7 +185,9 @@ def _layer_table(bench: LayerBench, records: Records) -> Table:
 
 def _router_table(bench: LayerBench, records: Records) -> Table:
     headings = [f"{what}\n{_threads(threads)}" for threads in bench.threads for what in ("router", "share")]
-    table = _table("Routers, gate included, forward and backward, and their share of the layer", ("router",), headings)
+    table = new_table(
+        "Routers, gate included, forward and backward, and their share of the layer", ("router",), headings
+    )
     for name in bench.routers:
         cells: list[Text] = []
         for threads in bench.threads:
@@ -207,10 +199,10 @@ def _router_table(bench: LayerBench, records: Records) -> Table:
 
 
 def _peer_table(bench: LayerBench, records: Records) -> Table:
-    table = _table(
+    table = new_table(
         "topk with gated experts against MixtralSparseMoeBlock of Hugging Face transformers, same parameters",
-        ("threads", "K", "ours", *PEER_MODES),
-        ["ours /\nfastest", "largest\ndifference"],
+        ["threads"],
+        ["K", "ours", *PEER_MODES, "ours /\nfastest", "largest\ndifference"],
     )
     for threads in bench.threads:
         for k in bench.top_ks:
@@ -227,22 +219,13 @@ def _peer_table(bench: LayerBench, records: Records) -> Table:
 
 def _memory_table(records: Records) -> Table:
     headings = ("layer", "rise of the peak", "dense of the same\nactive size", "ratio", "with parameters")
-    table = _table("Memory of a training step beyond the parameters, gradients included", headings[:1], headings[1:])
+    table = new_table("Memory of a training step beyond the parameters, gradients included", headings[:1], headings[1:])
     for name, dense in MEMORY.items():
         sizes = [_figures(records, f"memory {which}") for which in (name, dense)]
         cells = [f"{figures['bytes'] / 1e6:.0f} MB" if figures else "-" for figures in sizes]
         whole = times_dense_memory(records, name, parameters=True)
         ratio = _judged(times_dense_memory(records, name), MEMORY_LIMIT)
         table.add_row(name, *cells, ratio, "-" if whole is None else f"{whole:.2f}")
-    return table
-
-
-def _limit_table(verdicts: list[Verdict]) -> Table:
-    table = _table("Limits, for the best of the rounds", ("what",), ("measured", "limit", "verdict", "note"))
-    words = {None: Text("-", style="dim"), True: Text("pass", style="green"), False: Text("FAIL", style="bold red")}
-    for verdict in verdicts:
-        figure = "-" if verdict.figure is None else f"{verdict.figure:.3g}"
-        table.add_row(verdict.title, figure, f"<= {verdict.limit:g}", words[verdict.passed], verdict.note)
     return table
 
 
@@ -268,19 +251,10 @@ def _save_figure(bench: LayerBench, records: Records, folder: Path) -> list[Path
         return save(figure, folder, NAME)
 
 
-def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    for heading in left[:1]:
-        table.add_column(heading)
-    for heading in (*left[1:], *right):
-        table.add_column(heading, justify="right")
-    return table
-
-
 def _judged(figure: float | None, limit: float, *, percent: bool = False) -> Text:
     if figure is None:
-        return Text("-", style="dim")
-    return Text(f"{figure:.1%}" if percent else f"{figure:.3f}", style="green" if figure <= limit else "bold red")
+        return judged_text("-", None)
+    return judged_text(f"{figure:.1%}" if percent else f"{figure:.3f}", figure <= limit)
 
 
 def _figures(records: Records, key: str, *, median: bool = False) -> dict[str, float]:

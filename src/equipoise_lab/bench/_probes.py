@@ -117,12 +117,6 @@ def probe_memory(dtype: str, *, threads: int) -> float:
 def probe_layer_memory(name: str, size: dict[str, int], *, seed: int, threads: int) -> tuple[float, float]:
     """Bytes by which the resident peak rises in one training step of a layer, and bytes of its parameters.
 
-    Args:
-        name: of the layer, see `named_layer`.
-        size: the fields of `LayerSize`.
-        seed: of parameters and tokens.
-        threads: threads for torch.
-
     Returns:
         The rise, gradients included, and the parameters, which were resident before.
     """

@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from equipoise_lab._style import add_grid, new_figure, save, style
-from equipoise_lab._tables import format_seconds
+from equipoise_lab._tables import format_seconds, new_table
 from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records
 from equipoise_lab.bench._sinkhorn import (
     CAPACITY_FACTOR,
@@ -25,7 +24,7 @@ from equipoise_lab.bench._sinkhorn import (
     sinkhorn_key,
     sinkhorn_steps,
 )
-from equipoise_lab.bench._summary import Verdict
+from equipoise_lab.bench._verdicts import Verdict, limit_table
 
 # Multiples of torch.softmax on the same matrix, by standard deviation of the logits, at this size.
 LIMIT_SIZE = (65536, 64)
@@ -69,36 +68,36 @@ def sinkhorn_verdicts(bench: SinkhornBench, records: Records) -> list[Verdict]:
     Returns:
         One verdict for each limit on softmax that the run covers, and one for the closest race with POT.
     """
-    judged = bench.threads == 1
-    found: list[Verdict] = []
-    for deviation, limit in SOFTMAX_LIMITS.items():
-        figure = times_softmax(records, LIMIT_SIZE, deviation)
-        title = f"{_name(LIMIT_SIZE)}, sd {deviation:g}: times torch.softmax"
-        passed = figure <= limit if judged and figure is not None else None
-        found.append(Verdict(group="size", title=title, figure=figure, limit=limit, passed=passed))
+    found = [
+        Verdict(
+            group="size",
+            title=f"{_name(LIMIT_SIZE)}, sd {deviation:g}: times torch.softmax",
+            figure=times_softmax(records, LIMIT_SIZE, deviation),
+            limit=limit,
+        )
+        for deviation, limit in SOFTMAX_LIMITS.items()
+    ]
     races = [times_faster_than_pot(records, size, deviation) for size, deviation in _cells(bench)]
     closest = min((race for race in races if race is not None), default=None)
-    passed = closest >= POT_LIMIT if judged and closest is not None else None
     title = "times faster than POT, at least, over all sizes and deviations"
-    found.append(Verdict(group="peer", title=title, figure=closest, limit=POT_LIMIT, at_least=True, passed=passed))
-    return found
+    found.append(Verdict(group="peer", title=title, figure=closest, limit=POT_LIMIT, at_least=True))
+    return [verdict.judged() if bench.threads == 1 else verdict for verdict in found]
 
 
 def sinkhorn_tables(bench: SinkhornBench, records: Records) -> list[Table]:
     """The tables of a run: times by size and deviation, then limits."""
     threads = "one thread" if bench.threads == 1 else f"{bench.threads} threads"
-    table = Table(
-        title=f"Balancing to {bench.tolerance:g}, float32 logits, {threads}, best of {bench.repeats}",
+    headings = ("n x k", "sd", "softmax", "ours", "ours", "passes", "error", f"slack\n{CAPACITY_FACTOR:g}", "backward")
+    table = new_table(
+        f"Balancing to {bench.tolerance:g}, float32 logits, {threads}, best of {bench.repeats}",
+        right=(*headings, "POT", "POT\n/ ours"),
+        no_wrap=True,
         caption="In multiples of torch.softmax on the same matrix, except where a unit is given.",
         caption_justify="left",
-        box=box.SIMPLE_HEAD,
     )
-    headings = ("n x k", "sd", "softmax", "ours", "ours", "passes", "error", f"slack\n{CAPACITY_FACTOR:g}", "backward")
-    for heading in (*headings, "POT", "POT\n/ ours"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for size, deviation in _cells(bench):
         table.add_row(*_row(records, size, deviation))
-    return [table, _limit_table(sinkhorn_verdicts(bench, records))]
+    return [table, limit_table(sinkhorn_verdicts(bench, records))]
 
 
 def sinkhorn_benchmark(bench: SinkhornBench) -> Benchmark:
@@ -152,20 +151,6 @@ def _row(records: Records, size: Size, deviation: float) -> list[Text]:
     texts.insert(4, Text(f"{ratio:.1f}", style="" if limit is None else "green" if ratio <= limit else "bold red"))
     texts.append(Text("-") if race is None else Text(f"{race:.1f}", style="green" if race >= POT_LIMIT else "bold red"))
     return texts
-
-
-def _limit_table(verdicts: list[Verdict]) -> Table:
-    table = Table(title="Limits", box=box.SIMPLE_HEAD)
-    table.add_column("what")
-    for heading in ("measured", "limit", "verdict"):
-        table.add_column(heading, justify="right")
-    for verdict in verdicts:
-        word = {None: Text("-", style="dim"), True: Text("pass", style="green"), False: Text("FAIL", style="bold red")}
-        figure = "-" if verdict.figure is None else f"{verdict.figure:.3g}"
-        table.add_row(
-            verdict.title, figure, f"{'>=' if verdict.at_least else '<='} {verdict.limit:g}", word[verdict.passed]
-        )
-    return table
 
 
 def _save_figure(bench: SinkhornBench, records: Records, folder: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 """From measurements to ratios and verdicts: pure functions of the records."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import Any
 
 from equipoise_lab.bench._behaviour import behaviour_key
@@ -11,34 +11,10 @@ from equipoise_lab.bench._families import FAMILIES
 from equipoise_lab.bench._grid import family_key, grid_key
 from equipoise_lab.bench._recipe import CAPACITY_FACTOR, FAMILY_LIMIT, GAP_LIMIT, SIZE_LIMITS, AssignBench, Size
 from equipoise_lab.bench._solvers import OURS, SOLVERS
+from equipoise_lab.bench._verdicts import Verdict
 
 # The peers that solve the n x k problem itself; scipy solves the n x n one and is shown for scale.
 _RIVALS = ("pot", "ortools")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """A figure against its limit.
-
-    Attributes:
-        group: "size", "family" or "behaviour".
-        title: what was measured.
-        figure: what came out; None when it was not measured.
-        limit: what it is held against.
-        at_least: True when larger is better.
-        unit: "x" for a ratio, "s" for seconds.
-        passed: None when the figure is missing or the run is not one that the limits are stated for.
-        note: why there is no figure, or what to know about it.
-    """
-
-    group: str
-    title: str
-    figure: float | None
-    limit: float
-    at_least: bool = False
-    unit: str = "x"
-    passed: bool | None = None
-    note: str = ""
 
 
 def gap_per_row(records: Records, size: Size, solver: str) -> float | None:
@@ -80,15 +56,11 @@ def _times_ours(records: Records, size: Size, solver: str) -> float | None:
 def verdicts(bench: AssignBench, records: Records) -> list[Verdict]:
     """Holds every figure of a run against its limit.
 
-    Args:
-        bench: the run.
-        records: its measurements, all or only some.
-
     Returns:
         One verdict for each limit that the run's sizes and behaviours touch.
     """
     found = [*_size_verdicts(bench, records), *_family_verdicts(records), *_behaviour_verdicts(bench, records)]
-    return [_judge(bench, verdict) for verdict in found]
+    return [verdict.judged() if bench.judged else verdict for verdict in found]
 
 
 def summary(bench: AssignBench, records: Records) -> dict[str, Any]:
@@ -165,13 +137,6 @@ _BEHAVIOUR_LIMITS = {
     "first-call": ("first call in a fresh process, above import", 2.0, "s"),
     "import": ("import equipoise, above import torch", 1.0, "s"),
 }
-
-
-def _judge(bench: AssignBench, verdict: Verdict) -> Verdict:
-    if verdict.figure is None or not bench.judged:
-        return verdict
-    passed = verdict.figure >= verdict.limit if verdict.at_least else verdict.figure <= verdict.limit
-    return replace(verdict, passed=passed)
 
 
 def _families(records: Records) -> list[Measurement]:

@@ -1,45 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """The results as rich tables."""
 
-from rich import box
+from dataclasses import replace
+
 from rich.table import Table
 from rich.text import Text
 
-from equipoise_lab._tables import format_seconds
+from equipoise_lab._tables import format_seconds, new_table
 from equipoise_lab.bench._benchmark import Records
 from equipoise_lab.bench._families import FAMILIES
 from equipoise_lab.bench._grid import family_key, grid_key
 from equipoise_lab.bench._recipe import CAPACITY_FACTOR, FAMILY_LIMIT, SIZE_LIMITS, AssignBench, Size
 from equipoise_lab.bench._solvers import SOLVERS, Solver
 from equipoise_lab.bench._summary import (
-    Verdict,
     gap_per_row,
     is_exact,
     times_faster,
     times_floor,
     verdicts,
 )
+from equipoise_lab.bench._verdicts import limit_table
 
 
 def assign_tables(bench: AssignBench, records: Records) -> list[Table]:
-    """The tables of a run: solvers by size, families, limits.
-
-    Args:
-        bench: the run.
-        records: its measurements.
-
-    Returns:
-        Tables in reading order.
-    """
+    """The tables of a run: solvers by size, families, limits."""
     return [_grid_table(bench, records), _family_table(bench, records), _limit_table(bench, records)]
 
 
 def _grid_table(bench: AssignBench, records: Records) -> Table:
-    table = Table(
-        title=f"Balanced assignment, {bench.family} scores in float32, {_threads(bench)}, best of {bench.repeats}",
+    table = new_table(
+        f"Balanced assignment, {bench.family} scores in float32, {_threads(bench)}, best of {bench.repeats}",
         caption="Peers are timed without conversions. Below an inexact time: its value per row minus ours.",
         caption_justify="left",
-        box=box.SIMPLE_HEAD,
     )
     table.add_column("n x k", justify="right", no_wrap=True)
     for solver in SOLVERS:
@@ -82,20 +74,10 @@ def _ratio(bench: AssignBench, figure: float | None, limit: float | None, *, at_
 
 def _family_table(bench: AssignBench, records: Records) -> Table:
     n, k = bench.robust_size
-    table = Table(
-        title=f"Every family at {n:,} x {k}, {_threads(bench)} (limit: {FAMILY_LIMIT:g} times argmax)",
-        box=box.SIMPLE_HEAD,
+    times = ("argmax", "tight", "times\nargmax", f"capacity\nfactor {CAPACITY_FACTOR:g}", "times\nargmax", "gap")
+    table = new_table(
+        f"Every family at {n:,} x {k}, {_threads(bench)} (limit: {FAMILY_LIMIT:g} times argmax)", ["family"], times
     )
-    table.add_column("family")
-    for heading in (
-        "argmax",
-        "tight",
-        "times\nargmax",
-        f"capacity\nfactor {CAPACITY_FACTOR:g}",
-        "times\nargmax",
-        "gap",
-    ):
-        table.add_column(heading, justify="right")
     for name in FAMILIES:
         record = records.get(family_key(name))
         if record is None:
@@ -112,37 +94,13 @@ def _family_table(bench: AssignBench, records: Records) -> Table:
 
 
 def _limit_table(bench: AssignBench, records: Records) -> Table:
-    found = [v for v in verdicts(bench, records) if v.group != "family"]
-    families = [v for v in verdicts(bench, records) if v.group == "family" and v.figure is not None]
-    table = Table(title="Limits", box=box.SIMPLE_HEAD)
-    table.add_column("what")
-    for heading in ("measured", "limit", "verdict"):
-        table.add_column(heading, justify="right")
+    """All limits, and of the families the least favourable one."""
+    found = verdicts(bench, records)
+    families = [v for v in found if v.group == "family" and v.figure is not None]
     ratios = [v for v in families if v.unit == "x"]
-    worst = sorted(ratios, key=lambda v: v.figure or 0.0)[-1:]
-    for verdict in [*found, *worst, *(v for v in families if v.unit != "x")]:
-        title = f"worst family: {verdict.title}" if verdict in worst else verdict.title
-        sign = ">=" if verdict.at_least else "<="
-        table.add_row(
-            title, _figure(verdict), f"{sign} {_quantity(verdict.limit, verdict.unit)}", _word(bench, verdict)
-        )
-    return table
-
-
-def _figure(verdict: Verdict) -> str:
-    return verdict.note or "-" if verdict.figure is None else _quantity(verdict.figure, verdict.unit)
-
-
-def _quantity(figure: float, unit: str) -> str:
-    if unit == "s":
-        return format_seconds(figure)
-    return f"{figure:.3g}" if unit == "x" else f"{figure:.1e}"
-
-
-def _word(bench: AssignBench, verdict: Verdict) -> Text:
-    if verdict.passed is None:
-        return Text("-" if bench.judged else "not judged", style="dim")
-    return Text("pass", style="green") if verdict.passed else Text("FAIL", style="bold red")
+    worst = [replace(v, title=f"worst family: {v.title}") for v in sorted(ratios, key=lambda v: v.figure or 0.0)[-1:]]
+    shown = [*(v for v in found if v.group != "family"), *worst, *(v for v in families if v.unit != "x")]
+    return limit_table(shown, unjudged="-" if bench.judged else "not judged")
 
 
 def _threads(bench: AssignBench) -> str:

@@ -20,13 +20,7 @@ def set_threads(threads: int) -> None:
 
 
 def run_benchmark(benchmark: "Benchmark", out: Path, *, resume: bool) -> None:
-    """Measures, prints the tables, writes the files.
-
-    Args:
-        benchmark: what to measure.
-        out: folder for the results.
-        resume: keep what a run that ended has measured too.
-    """
+    """Measures, prints the tables, writes the files."""
     from equipoise_lab._ledger import locked
     from equipoise_lab.bench import Log
     from equipoise_lab.cli._console import make_console

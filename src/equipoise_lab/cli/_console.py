@@ -9,9 +9,6 @@ def make_console(log_width: int) -> Console:
 
     Args:
         log_width: columns where there is no terminal; rich assumes 80, too few for tables.
-
-    Returns:
-        The console.
     """
     console = Console()
     return console if console.is_terminal else Console(width=log_width)

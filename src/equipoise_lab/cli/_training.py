@@ -29,17 +29,7 @@ def typed_command(name: str) -> str:
 
 
 def run_with_bar(console: "Console", total: int, out: Path, run: "Callable[[TrainingBar], T]") -> T:
-    """Trains in a folder that no other command uses meanwhile, with a bar.
-
-    Args:
-        console: where progress is shown.
-        total: steps in all.
-        out: folder for the results.
-        run: does the work.
-
-    Returns:
-        What `run` returns.
-    """
+    """Trains in a folder that no other command uses meanwhile, with a bar."""
     from equipoise_lab._ledger import locked
     from equipoise_lab.cli._training_bar import TrainingBar
 

@@ -41,21 +41,13 @@ class TrainingBar:
         self._progress.stop()
 
     def say(self, line: str) -> None:
-        """Names the part that begins.
-
-        Args:
-            line: what happens now.
-        """
+        """Names the part that begins."""
         self._progress.update(self._task, description=line)
         if not self._console.is_terminal:
             self._console.print(line, markup=False, highlight=False)
 
     def advance(self, steps: int) -> None:
-        """Moves on.
-
-        Args:
-            steps: how many are done since the last call.
-        """
+        """Moves on."""
         self._done += steps
         self._progress.advance(self._task, steps)
         tenths = 10 * self._done // self._total

@@ -25,16 +25,7 @@ _TICKS = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
 
 
 def save_figure(recipe: Comparison, outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
-    """Draws two rows, one for each evaluation: the validation loss over steps, and the test loss of every seed.
-
-    Args:
-        recipe: the comparison.
-        outcomes: what came out.
-        folder: where compare.svg and compare.png go.
-
-    Returns:
-        The files written.
-    """
+    """Draws two rows, one for each evaluation: the validation loss over steps, and the test loss of every seed."""
     titles = {
         "unlimited": "evaluated without a capacity",
         "limited": f"evaluated with capacity {recipe.eval_capacity_factor:g}",

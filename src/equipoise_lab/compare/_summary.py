@@ -85,11 +85,6 @@ class Difference:
 def summarise(recipe: Comparison, trained: Sequence[Trained], task: Task) -> list[Outcome]:
     """Chooses settings on the validation split, then evaluates those on the test split.
 
-    Args:
-        recipe: the comparison.
-        trained: all its runs.
-        task: what was learnt.
-
     Returns:
         Contenders in the order of the recipe, each in both evaluations.
     """
@@ -132,9 +127,6 @@ def _outcome(recipe: Comparison, task: Task, models: Sequence[Trained], index: i
 
 def differences(outcomes: Sequence[Outcome]) -> list[Difference]:
     """Compares each of ours with every contender that is not, seed by seed.
-
-    Args:
-        outcomes: of one comparison.
 
     Returns:
         The differences of the test loss, in both evaluations.

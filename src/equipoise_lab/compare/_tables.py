@@ -49,9 +49,6 @@ def result_tables(recipe: Comparison, outcomes: Sequence[Outcome], found: Sequen
 def describe_setting(outcome: Outcome) -> str:
     """Says which of a contender's settings was chosen: the learning rate, and what it tunes besides.
 
-    Args:
-        outcome: a contender's.
-
     Returns:
         For example "rate 0.01, bonus 0.5".
     """

@@ -142,9 +142,6 @@ def evaluate(layer: MoE, split: Split, task: Task, capacity_factor: float | None
         split: the rows.
         task: that they belong to.
         capacity_factor: of the experts; None: no limit. Beyond it rows are dropped, the last of the split first.
-
-    Returns:
-        How the model does.
     """
     layer.eval()
     layer.router.eval_capacity_factor = capacity_factor

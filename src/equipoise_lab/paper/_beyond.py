@@ -32,12 +32,6 @@ _LOWEST, _HIGHEST, _ENOUGH = 0.03, 30.0, 0.95
 def beyond_recipe(recipe: Paper) -> Paper:
     """Makes the experiment that goes with one of the paper: REINFORCE alone, fresh seeds, a dataset for each.
 
-    Args:
-        recipe: of the paper's experiment. If it is a small one, so is this.
-
-    Returns:
-        The recipe.
-
     Example:
         >>> beyond_recipe(Paper()).seeds
         40
@@ -80,10 +74,6 @@ def compare_paired(ours: Sequence[bool], theirs: Sequence[bool]) -> tuple[float,
     Wald's interval after half a seed is added to each of the four outcomes, which keeps it honest at small numbers
     (Agresti and Min, Simple improved confidence intervals for comparing matched proportions, 2005).
 
-    Args:
-        ours: whether each seed is solved.
-        theirs: the same for the other.
-
     Returns:
         The difference as observed, and the ends of the interval.
 
@@ -121,15 +111,7 @@ def run_beyond(recipe: Paper, out: Path, *, workers: int, advance: Progress) -> 
 
 
 def judge_beyond(results: Sequence[Result], recipe: Paper) -> dict[str, Any]:
-    """Counts solved seeds, and judges the goals by rule.
-
-    Args:
-        results: of all methods.
-        recipe: that they belong to.
-
-    Returns:
-        See `run_beyond`.
-    """
+    """Counts solved seeds, and judges the goals by rule."""
     tables = beyond_tables(results, recipe)
     rows: list[dict[str, Any]] = [
         {

@@ -33,13 +33,6 @@ def draw_beyond_figures(
 ) -> list[Path]:
     """Draws both figures.
 
-    Args:
-        folder: of the figures.
-        results: the runs.
-        study: from `judge_beyond`.
-        recipe: that they belong to.
-        note: what to say above, or nothing.
-
     Returns:
         The files written: SVG and PNG of `beyond` and `beyond-solved`.
     """

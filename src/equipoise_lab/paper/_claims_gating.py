@@ -17,6 +17,7 @@ from equipoise_lab.paper._rules import (
     VERY_LOW,
     Outcomes,
     Part,
+    claim,
     grade,
     grade_all_failed,
     grade_one_solved,
@@ -27,6 +28,7 @@ _CORRECTED = ("gm-iw", "gm-sh")
 _TENTH = "(in part: at most one in ten settings is solved)"
 
 
+@claim(6, "Gating needs a balance loss of 0.01 or 0.03, balanced sampling, importance weights and a low temperature.")
 def judge_gating(outcomes: Outcomes) -> list[Part]:
     """Claim 6: gating succeeds with all four ingredients, and not where one of them is missing."""
     parts: list[Part] = []
@@ -58,6 +60,7 @@ def judge_gating(outcomes: Outcomes) -> list[Part]:
     return parts + [solved_part(rule, found, grade_all_failed(found.values())) for rule, found in negatives]
 
 
+@claim(7, "Gating works better with Sinkhorn first than without, and then needs a very low temperature.")
 def judge_gating_sinkhorn(outcomes: Outcomes) -> list[Part]:
     """Claim 7: gating is better with Sinkhorn first, and needs a very low temperature then."""
     parts = [compare_variants(outcomes, "gating", "sinkhorn", "plain", LOW, core=True)]
@@ -70,6 +73,7 @@ def judge_gating_sinkhorn(outcomes: Outcomes) -> list[Part]:
     return [*parts, solved_part(rule, found, grade_all_failed(found.values()))]
 
 
+@claim(8, "Gating without importance weights fails.")
 def judge_gating_no_weights(outcomes: Outcomes) -> list[Part]:
     """Claim 8: without importance weights gating fails, whatever the strategy and the temperature."""
     found = outcomes.fractions("gating", "no-iw")
@@ -77,6 +81,11 @@ def judge_gating_no_weights(outcomes: Outcomes) -> list[Part]:
     return [solved_part(rule, found, grade_all_failed(found.values()))]
 
 
+@claim(
+    16,
+    "For gating, scaled Gumbel noise on the log-probabilities does as well as Gaussian noise or input jitter.",
+    study="noise",
+)
 def judge_noise(study: Mapping[str, Any]) -> list[Part]:
     """Claim 16: Gumbel noise does as well as Gaussian noise and jitter, each at the scale that suits it best.
 

@@ -21,6 +21,7 @@ from equipoise_lab.paper._rules import (
     Grade,
     Outcomes,
     Part,
+    claim,
     grade,
     grade_all_failed,
     grade_all_solved,
@@ -34,6 +35,7 @@ from equipoise_lab.paper._rules import (
 _MATCHES, _FALLS_SHORT = 0.1, 0.2
 
 
+@claim(1, "With REINFORCE, Sample and Sample Skip IW solve the task at every temperature >= 1.")
 def judge_solved_from_one(outcomes: Outcomes) -> list[Part]:
     """Claim 1: Sample and Sample Skip IW solve the task from temperature 1 on."""
     parts: list[Part] = []
@@ -45,6 +47,7 @@ def judge_solved_from_one(outcomes: Outcomes) -> list[Part]:
     return parts
 
 
+@claim(2, "Sample Skip IW is the only estimator within capacity that matches Sample; Sample Skip does not.")
 def judge_skip_only(outcomes: Outcomes) -> list[Part]:
     """Claim 2: Sample Skip IW matches Sample, and nothing else that respects capacity does."""
     rule = (
@@ -98,6 +101,7 @@ def _shortfall_part(rule: str, method: str, short: float | None, given: Grade, i
     return Part(rule=rule, measured=measured, grade=given, figures={f"{ideal} - {label}": round(short, 6)})
 
 
+@claim(3, "Gumbel-Matching IW and SH are less effective, but good at large temperature; biased Gumbel-Matching is not.")
 def judge_matching(outcomes: Outcomes) -> list[Part]:
     """Claim 3: Gumbel-Matching IW and SH fall short of Sample Skip IW, recover at large temperature; the biased not."""
     parts: list[Part] = []
@@ -136,6 +140,7 @@ def _whole_range(outcomes: Outcomes, method: str) -> Part:
     )
 
 
+@claim(5, "With Sinkhorn first, REINFORCE works only at high temperature.")
 def judge_sinkhorn(outcomes: Outcomes) -> list[Part]:
     """Claim 5: with Sinkhorn first, REINFORCE works only at high temperature, and works worse than without."""
     high = outcomes.fractions("reinforce", "sinkhorn", ["sample", "skip-iw", "gm-iw"], HIGH)
@@ -173,9 +178,6 @@ def compare_variants(
         worse: the other.
         temperatures: over which to average.
         core: see `Part`.
-
-    Returns:
-        The part.
     """
     words = {"plain": "without Sinkhorn", "sinkhorn": "with Sinkhorn first"}
     span = "all temperatures" if temperatures == TEMPERATURES else "temperatures < 1"
@@ -195,6 +197,7 @@ def compare_variants(
     return Part(rule=rule, measured=measured, grade=grade(gain >= 0.1 - 1e-9, gain > 1e-9), core=core, figures=figures)
 
 
+@claim(9, "REINFORCE without importance weights works at low temperature, but not with Gumbel-Matching.")
 def judge_no_weights(outcomes: Outcomes) -> list[Part]:
     """Claim 9: REINFORCE without importance weights works at low temperature, not with Gumbel-Matching."""
     parts: list[Part] = []
@@ -210,6 +213,7 @@ def judge_no_weights(outcomes: Outcomes) -> list[Part]:
     return [*parts, solved_part(rule, matching, grade_all_failed(matching.values()))]
 
 
+@claim(10, "REINFORCE works with and without a balance loss; at a weight of 0.1 everything fails.")
 def judge_balance_loss(outcomes: Outcomes) -> list[Part]:
     """Claim 10: REINFORCE works with and without a balance loss; at weight 0.1 nothing does."""
     methods, temperatures = ("sample", "skip-iw"), (1.0, 10.0)
@@ -234,6 +238,7 @@ def judge_balance_loss(outcomes: Outcomes) -> list[Part]:
     ]
 
 
+@claim(14, "Of the learning rates, 0.1 works best overall.")
 def judge_learning_rate(outcomes: Outcomes) -> list[Part]:
     """Claim 14: over all strategies at temperatures 1 and 10, no learning rate solves more runs than 0.1."""
     rule = (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from equipoise.estimators import PAPER_STRATEGIES
-from equipoise_lab.paper._rules import Grade, Part, grade
+from equipoise_lab.paper._rules import Grade, Part, claim, grade
 
 Record = Mapping[str, Any]
 
@@ -26,6 +26,12 @@ def _missing(rule: str, *, core: bool = True) -> Part:
     return Part(rule=rule, measured="not run", grade=None, core=core)
 
 
+@claim(
+    4,
+    "The reason why Gumbel-Matching falls short is the variance that large importance weights bring; a higher "
+    "temperature avoids them.",
+    study="traces",
+)
 def judge_variance(study: Record) -> list[Part]:
     """Claim 4: at the same routers, Gumbel-Matching IW has larger weights and more variance than Sample Skip IW.
 
@@ -116,6 +122,11 @@ def _spell_out(name: str) -> str:
     return f"{PAPER_STRATEGIES[method].label}: {rest}"
 
 
+@claim(
+    11,
+    "Sinkhorn closely approximates the marginals of Gumbel-Matching for n >= 4, and those of the Gibbs distribution.",
+    study="marginals",
+)
 def judge_marginals(study: Record) -> list[Part]:
     """Claim 11: Sinkhorn is close to the marginals of Gumbel-Matching for n >= 4, and to those of Gibbs.
 
@@ -161,6 +172,11 @@ def _limit_part(rule: str, found: list[float] | None, limit: float, name: str, *
     return Part(rule=rule, measured=measured, grade=grade(worst <= limit, mean <= limit), core=core, figures=figures)
 
 
+@claim(
+    12,
+    "In the maximum-entropy distribution with marginals p, u_ij is about p_ij^(1/tau) for some tau.",
+    study="maximum_entropy",
+)
 def judge_maximum_entropy(study: Record) -> list[Part]:
     """Claim 12: log u is linear in log p, up to factors for rows and columns.
 
@@ -204,6 +220,11 @@ def judge_maximum_entropy(study: Record) -> list[Part]:
     return [*parts, Part(rule=near, measured=measured, grade=given, core=False, figures=figures)]
 
 
+@claim(
+    13,
+    "For k << n, cycle cancelling is much faster than the Hungarian algorithm and needs few improvements.",
+    study="solver_time",
+)
 def judge_solver_time(study: Record) -> list[Part]:
     """Claim 13: where n >= 16 k and n >= 256, cycle cancelling beats the Hungarian algorithm, with few improvements.
 
@@ -241,6 +262,11 @@ def _grade_few(n: int, count: float) -> float:
     return grade(count <= max(10.0, n / 100), count <= max(10.0, n / 20))
 
 
+@claim(
+    15,
+    "Training the ELBO, and not the marginal likelihood, keeps the router's choices deterministic at the end.",
+    study="elbo",
+)
 def judge_elbo(study: Record) -> list[Part]:
     """Claim 15: the router ends deterministic under the ELBO and stochastic under the marginal likelihood.
 

@@ -126,9 +126,6 @@ def write_report(
         command: what was typed.
         seconds: how long it took.
         resumed: whether part of the work had been done before, so that the time is not that of all of it.
-
-    Returns:
-        The page.
     """
     loader = jinja2.PackageLoader("equipoise_lab.paper")
     templates = jinja2.Environment(
@@ -160,14 +157,7 @@ def write_report(
 
 
 def find_pictures(folder: Path) -> list[Picture]:
-    """Finds the figures of a folder: those with a caption first, in the order of the table, then any other.
-
-    Args:
-        folder: with SVG and PNG files of the same names.
-
-    Returns:
-        The figures.
-    """
+    """Finds the figures of a folder: those with a caption first, in the order of the table, then any other."""
     names = [path.stem for path in sorted(folder.glob("*.svg"))]
     ordered = [name for name in _CAPTIONS if name in names] + [name for name in names if name not in _CAPTIONS]
     pictures: list[Picture] = []

@@ -134,12 +134,6 @@ def begin_anew_if_complete(out: Path, extras: Sequence[str]) -> None:
 def run_studies(recipe: Paper, out: Path, *, quick: bool, workers: int) -> dict[str, dict[str, Any]]:
     """Runs the studies that `out` does not hold yet, the timing of the solver last and alone.
 
-    Args:
-        recipe: the experiment.
-        out: folder for `studies/`.
-        quick: in small.
-        workers: processes.
-
     Returns:
         What they found, by name.
     """

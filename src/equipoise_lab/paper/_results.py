@@ -149,9 +149,6 @@ def _same(one: object, other: object) -> bool:
 def select_main(results: Iterable[Result]) -> list[Result]:
     """Keeps the runs of the paper's six panels, and leaves those of the sweeps.
 
-    Args:
-        results: the runs.
-
     Returns:
         Those at learning rate 0.1, REINFORCE without a balance loss and gating with one of weight 0.01.
     """

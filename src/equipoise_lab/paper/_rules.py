@@ -7,8 +7,9 @@ part, 0 where it does not, None where a result that it needs is missing. All lim
 the command was seen.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from equipoise_lab.paper._recipe import METHODS, TEMPERATURES
 from equipoise_lab.paper._results import MAIN_BALANCE_WEIGHT, MAIN_LEARNING_RATE, Loss, Result, Variant
@@ -45,6 +46,31 @@ class Part:
     grade: Grade
     core: bool = True
     figures: dict[str, float] = field(default_factory=dict[str, float])
+
+
+Study = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """How a claim is judged.
+
+    Attributes:
+        number: of the claim, 1 to 16.
+        title: the paper's sentence, in our words.
+        study: the one that decides it, as its JSON file has it; None: the training runs do.
+        judge: grades the statements of the claim, given `Outcomes` or the study.
+    """
+
+    number: int
+    title: str
+    study: str | None
+    judge: Callable[[Any], list[Part]]
+
+
+def claim(number: int, title: str, *, study: str | None = None) -> Callable[[Callable[[Any], list[Part]]], Rule]:
+    """Makes the function behind it the rule of a claim; see `Rule`."""
+    return lambda judge: Rule(number=number, title=title, study=study, judge=judge)
 
 
 class Outcomes:
@@ -159,12 +185,6 @@ def grade(holds: bool, in_part: bool) -> float:
 
 def solved_part(rule: str, fractions: dict[str, float | None], given: Grade, *, core: bool = True) -> Part:
     """Makes a part about settings: how many are solved, how many fail, and the whole fraction.
-
-    Args:
-        rule: the statement.
-        fractions: by the name of the setting.
-        given: the grade.
-        core: see `Part`.
 
     Returns:
         The part, with the fractions as figures.

@@ -59,11 +59,6 @@ def run_units(
 def load_unit(out: Path, name: str, recipe: Paper) -> Trained | None:
     """Reads the models of a unit back.
 
-    Args:
-        out: the folder of the command.
-        name: see `Run.unit`.
-        recipe: the experiment.
-
     Returns:
         The models, or None where the folder holds none that this recipe would give.
     """

@@ -80,12 +80,6 @@ def _row(
 def alternatives(recipe: Paper) -> list[tuple[str, str | None]]:
     """Lists every other value of every open choice, and training without a baseline.
 
-    Args:
-        recipe: what to differ from.
-
-    Returns:
-        Names of fields with values.
-
     Example:
         >>> alternatives(Paper())[0]
         ('dataset', 'per-seed')

@@ -65,9 +65,6 @@ def count_solved(
         value: the column of a run.
         methods: the rows.
         solved: what counts.
-
-    Returns:
-        The table.
     """
     counts: dict[tuple[str, float], list[int]] = {}
     for run in runs:
@@ -121,16 +118,7 @@ def sweep_tables(results: Sequence[Result]) -> list[SolvedTable]:
 
 
 def draw_solved_figures(folder: Path, results: Sequence[Result], note: str) -> list[Path]:
-    """Draws both kinds of tables, as far as they were run.
-
-    Args:
-        folder: of the figures.
-        results: the runs.
-        note: what to say above, or nothing.
-
-    Returns:
-        The files written.
-    """
+    """Draws both kinds of tables, as far as they were run."""
     paths: list[Path] = []
     for name, tables, across, width in (
         ("solved", panel_tables(results), 3, 12.2),
@@ -142,17 +130,7 @@ def draw_solved_figures(folder: Path, results: Sequence[Result], note: str) -> l
 
 
 def draw_tables(tables: Sequence[SolvedTable], across: int, width: float, note: str) -> Figure:
-    """Draws tables side by side.
-
-    Args:
-        tables: what to draw.
-        across: how many in a line.
-        width: of the figure, in inches.
-        note: what to say above, or nothing.
-
-    Returns:
-        The figure.
-    """
+    """Draws tables side by side."""
     down = -(-len(tables) // across)
     across = min(across, len(tables))
     height = 0.27 * max(len(table.rows) for table in tables) + 0.73

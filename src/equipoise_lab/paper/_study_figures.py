@@ -36,15 +36,7 @@ _MARKERS = ("o", "s", "^", "D")
 
 
 def save_study_figures(studies: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Draws every study that has a figure here and is given.
-
-    Args:
-        studies: what the studies returned, by name.
-        folder: where the figures go, as SVG and PNG.
-
-    Returns:
-        The files written.
-    """
+    """Draws every study that has a figure here and is given."""
     paths: list[Path] = []
     for name, draw, file in FIGURES:
         if name in studies:

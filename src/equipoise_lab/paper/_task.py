@@ -22,9 +22,6 @@ _DATA, _START = 1 << 20, 2 << 20
 def target_function(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     """Computes y = 1[x < 0.5] (0.8 x - 0.2) + 1[x >= 0.5] (-2 x + 2).
 
-    Args:
-        x: anything.
-
     Returns:
         y, without noise.
 
@@ -36,16 +33,7 @@ def target_function(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
 
 
 def draw_data(seed: int, num_points: int, noise_sd: float) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-    """Draws x ~ U(-1, 1) and y with Gaussian noise.
-
-    Args:
-        seed: of the dataset.
-        num_points: n.
-        noise_sd: standard deviation of the noise.
-
-    Returns:
-        x and y.
-    """
+    """Draws x ~ U(-1, 1) and y with Gaussian noise."""
     generator = torch.Generator().manual_seed(_DATA + seed)
     x = torch.rand(num_points, generator=generator) * 2 - 1
     return x, target_function(x) + noise_sd * torch.randn(num_points, generator=generator)
@@ -57,9 +45,6 @@ def draw_parameters(seed: int, initialisation: str) -> Float[Tensor, "6"]:
     Args:
         seed: of the run.
         initialisation: "uniform", "haiku" or "small"; see `Paper`.
-
-    Returns:
-        Six numbers.
     """
     generator = torch.Generator().manual_seed(_START + seed)
     if initialisation == "uniform":
@@ -77,9 +62,6 @@ def features(x: Float[Tensor, "*r n"]) -> Float[Tensor, "*r 6 m"]:
 
     All three are linear in the parameters, so that a batch of runs takes one matrix product, and its gradient another.
 
-    Args:
-        x: the data of all runs [1, n], or of each.
-
     Returns:
         [..., 6, 3 n].
     """
@@ -96,12 +78,7 @@ def features(x: Float[Tensor, "*r n"]) -> Float[Tensor, "*r 6 m"]:
 
 
 def lines(parameters: Float[Tensor, "r 6"], matrix: Float[Tensor, "*r 6 m"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the router's logit and the predictions of both experts, [r, n] each, differentiably.
-
-    Args:
-        parameters: of each run.
-        matrix: from `features`.
-    """
+    """Computes the router's logit and the predictions of both experts, [r, n] each, differentiably."""
     shared = matrix.shape[0] == 1
     stacked = parameters @ matrix[0] if shared else (parameters.unsqueeze(1) @ matrix).squeeze(1)
     a, first, second = stacked.chunk(3, -1)
@@ -128,9 +105,6 @@ def errors(
         x: the data of each run, or of all.
         y: the labels.
         gated: bool [r], whether predictions are multiplied by the probability of their expert.
-
-    Returns:
-        The two errors of each run.
     """
     a, first, second = lines(parameters, features(x))
     p, both = router(a).exp(), torch.stack([first, second], 1).mT

@@ -40,10 +40,6 @@ _CHUNK = 1024
 def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
     """Compares the kinds of marginals over sizes, spreads of the logits, and random matrices.
 
-    Args:
-        quick: fewer sizes, spreads, matrices and draws.
-        seed: of logits and noise.
-
     Returns:
         `sizes`, one record for each (n, k) with all spreads together, and `rows`, the same for each spread `sd`. A
         record has `n`, `k`, `problems`, `draws` and, for each pair of `PAIRS`, the mean absolute difference `<pair>`
@@ -78,11 +74,6 @@ def marginals(
 ) -> dict[str, Float[Tensor, "s m n k"]]:
     """Computes every kind of marginals for the same logits.
 
-    Args:
-        logits: a, at temperature 1.
-        draws: of Gumbel-Matching, for each matrix.
-        generator: of its noise.
-
     Returns:
         "unbalanced" (the router's), "sinkhorn", "gibbs", "gumbel_matching", and the standard errors of the last: of the
         estimate ("error") and of counting ("counting").
@@ -106,11 +97,6 @@ def gumbel_matching_marginals(
 
     Unbiased, because E[q(z_i = j | G_-i)] = P(z_i = j); by the law of total variance never worse than counting.
 
-    Args:
-        logits: a, at temperature 1.
-        draws: how many, for each matrix.
-        generator: of the noise.
-
     Returns:
         The estimate, its standard error, and the standard error that counting z_i = j would have.
 
@@ -133,14 +119,7 @@ def gumbel_matching_marginals(
 
 
 def differences(kinds: dict[str, Float[Tensor, "m n k"]]) -> dict[str, Any]:
-    """Summarises how far the kinds of marginals are apart, as `run` documents it.
-
-    Args:
-        kinds: from `marginals`.
-
-    Returns:
-        One record.
-    """
+    """Summarises how far the kinds of marginals are apart, as `run` documents it."""
     record: dict[str, Any] = {
         "problems": len(kinds["error"]),
         "standard_error": float(kinds["error"].mean()),

@@ -33,10 +33,6 @@ SHOWN = ((4, 4), (8, 2), (8, 4))
 def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
     """Finds the maximum-entropy distribution for random balanced matrices, and fits tau.
 
-    Args:
-        quick: fewer sizes and matrices.
-        seed: of the matrices.
-
     Returns:
         `problems`, a record for each matrix: `n`, `k`, `sharpness` (the standard deviation of the logits that Sinkhorn
         balanced into p), `r_squared`, `tau` and `max_residual` of the fit, `total_variation` between the
@@ -62,9 +58,6 @@ def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
 
 def fit(log_p: Float[Tensor, "n k"]) -> tuple[dict[str, Any], Float[Tensor, "entries 2"]]:
     """Fits tau for one balanced matrix.
-
-    Args:
-        log_p: the logarithm of the marginals asked for.
 
     Returns:
         The record that `run` documents, and [p^(1/tau), u] for every entry, u scaled as the fit says.

@@ -75,12 +75,6 @@ def mixture_sides(
 ) -> Sides:
     """Computes `sides` for the models of the toy task.
 
-    Args:
-        parameters: six numbers for each run.
-        x: the data of each run, or of all.
-        y: the labels.
-        sd: the standard deviation of p(y | x, z).
-
     Returns:
         The sides, for each run.
     """

@@ -132,11 +132,6 @@ def _loss(
 def draw_noise(generators: Sequence[torch.Generator], steps: int, n: int) -> Float[Tensor, "{steps} 3 seeds {n}"]:
     """Draws v of each kind for each seed: logistic, normal of variance 2, uniform in [-1, 1].
 
-    Args:
-        generators: one for each seed.
-        steps: how many at once.
-        n: rows.
-
     Returns:
         The noise, in the order of `KINDS`.
     """
@@ -155,13 +150,6 @@ def draw_sample(
     balanced: int,
 ) -> Sample:
     """Samples experts: d = a + width v, assigned within capacity n/2 in the first settings, each row alone in others.
-
-    Args:
-        theta: the models.
-        x: the data.
-        v: the noise, of each kind.
-        scale: of the noise, for each model of a setting and kind.
-        balanced: how many settings are assigned within capacity.
 
     Returns:
         The sample of all models in one batch dimension; `log_q` is exact, given the other rows' noise where they were

@@ -38,10 +38,6 @@ _TOLERANCE = 1e-9
 def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
     """Times the solvers over sizes, and counts the improvements that the paper's solver makes after its auction.
 
-    Args:
-        quick: fewer sizes and problems.
-        seed: of the scores.
-
     Returns:
         `sizes`, a record for each (n, k): `problems`; `cycle_cancelling_ms`, `hungarian_ms` and `primal_dual_ms`, the
         median over problems of the best time of a call; `improvements`, the mean number of cycles cancelled when each

@@ -60,18 +60,6 @@ def measure_spread(
     """Draws the REINFORCE estimate many times at fixed models, and compares it with the exact gradient.
 
     The baseline is the expected loss of each model: what the moving average of training would settle at.
-
-    Args:
-        parameters: the models.
-        x: the data, of each model or of all.
-        y: the labels.
-        method: a strategy's name.
-        temperature: of its proposal.
-        draws: how many, for each model.
-        generator: of the noise.
-
-    Returns:
-        The behaviour at each model.
     """
     strategy = get_strategy(method)
     exact, baseline = exact_gradient(parameters, x, y)
@@ -141,11 +129,6 @@ def exact_gradient(
     parameters: Float[Tensor, "r 6"], x: Float[Tensor, "#r n"], y: Float[Tensor, "#r n"]
 ) -> tuple[Float[Tensor, "r 6"], Float[Tensor, " r"]]:
     """Computes the gradient of the expected squared error under the router, and that error itself.
-
-    Args:
-        parameters: the models.
-        x: the data, of each model or of all.
-        y: the labels.
 
     Returns:
         The gradient and the expected error, for each model.

@@ -36,9 +36,6 @@ def checkpoints(steps: int, number: int = _CHECKPOINTS) -> list[int]:
         steps: of the training.
         number: of checkpoints after 0, at most; early ones coincide.
 
-    Returns:
-        Increasing steps.
-
     Example:
         >>> checkpoints(1000, 4)
         [0, 1, 10, 100, 1000]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from equipoise_lab.paper._claims import judge, write_claims
-from equipoise_lab.paper._verdicts import (
+from fill_documents import (
     DOCUMENTS,
     fill_verdicts,
     read_stored,
@@ -22,7 +22,7 @@ DOCUMENT = "Intro.\n\n<!-- begin verdicts -->\nold | table\n<!-- end verdicts --
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents_show_the_rules_and_what_is_stored_and_nothing_else(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert fill_verdicts(text, *read_stored(ROOT)) == text, "call update_documents on the repository"
+    assert fill_verdicts(text, *read_stored(ROOT)) == text, "run benchmarks/fill_documents.py"
 
 
 def test_the_documentation_has_a_place_for_the_verdicts() -> None:

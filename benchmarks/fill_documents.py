@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules and verdicts in Markdown, and their places in the documents that show them.
 
+    python benchmarks/fill_documents.py
+
 A document marks a place by two comments, `<!-- begin verdicts -->` and `<!-- end verdicts -->`. What is between them is
 generated: `verdicts`, a table of claims and verdicts; `measured`, the same with what was measured; `rules`, how each
 claim is judged; `sensitivity`, verdicts under other readings of the paper; `beyond-argmax` and `beyond-expected`, seeds
@@ -19,10 +21,6 @@ from equipoise_lab.paper._claims import Claim, judge, read_claims
 
 def verdict_table(claims: Sequence[Claim], *, measured: bool = False) -> str:
     """Renders the claims as a table of GitHub's Markdown.
-
-    Args:
-        claims: what was judged.
-        measured: whether to add what was measured.
 
     Returns:
         The table, without a line break at the end.
@@ -95,9 +93,6 @@ def goal_list(beyond: Mapping[str, Any]) -> str:
 
 def sensitivity_table(found: Mapping[str, Any]) -> str:
     """Renders the verdicts under other readings of the paper, a row for each.
-
-    Args:
-        found: from `run_sensitivity`.
 
     Returns:
         The table, without a line break at the end.
@@ -190,14 +185,7 @@ DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/estimators.md")
 
 
 def update_documents(root: Path) -> list[Path]:
-    """Writes rules, and what the stored results say, into the documents that show them.
-
-    Args:
-        root: of the repository.
-
-    Returns:
-        The documents that changed.
-    """
+    """Writes rules, and what the stored results say, into the documents that show them."""
     stored = read_stored(root)
     changed: list[Path] = []
     for path in (root / name for name in DOCUMENTS):
@@ -207,3 +195,8 @@ def update_documents(root: Path) -> list[Path]:
             path.write_text(after, encoding="utf-8")
             changed.append(path)
     return changed
+
+
+if __name__ == "__main__":
+    for changed in update_documents(Path(__file__).parents[1]):
+        print(f"wrote {changed}")
