@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `equipoise` command: what it offers, and how it fails.
 
-A command is a function in a file of its own, `_<group>_<name>.py`, and one line at the end of this one. Whatever a
+A command is a function in `_<command>.py`, and one line at the end of this file. Whatever a
 command needs beyond typer and rich is imported inside it, so that help appears at once.
 """
 
@@ -12,10 +12,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from equipoise import __version__
+from equipoise_lab.cli import _bench
 from equipoise_lab.cli._audit import audit
-from equipoise_lab.cli._bench_assign import assign as bench_assign
-from equipoise_lab.cli._bench_layer import layer as bench_layer
-from equipoise_lab.cli._bench_sinkhorn import sinkhorn as bench_sinkhorn
 from equipoise_lab.cli._compare import compare
 from equipoise_lab.cli._reproduce import reproduce
 
@@ -94,6 +92,6 @@ def _fail(message: str) -> NoReturn:
 app.command("reproduce")(reproduce)
 app.command("audit")(audit)
 app.command("compare")(compare)
-bench.command("assign")(bench_assign)
-bench.command("layer")(bench_layer)
-bench.command("sinkhorn")(bench_sinkhorn)
+bench.command("assign")(_bench.assign)
+bench.command("layer")(_bench.layer)
+bench.command("sinkhorn")(_bench.sinkhorn)

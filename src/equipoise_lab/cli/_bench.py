@@ -1,25 +1,144 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands of `equipoise bench` share: threads, progress, tables, files."""
+"""`equipoise bench assign`, `sinkhorn` and `layer`."""
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from equipoise_lab.bench import Benchmark, Log, Measurement
 
+Out = Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)]
+Repeats = Annotated[int, typer.Option(min=1, help="Repetitions of each measurement; the best counts.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Keep what a run that ended has measured too.")]
+
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _LOG_WIDTH = 120
+_LAYER_THREADS = (1, 2)
 
 
-def set_threads(threads: int) -> None:
+def assign(
+    out: Out = Path("out/bench-assign"),
+    grid: Annotated[
+        Literal["quick", "full"], typer.Option(help="Sizes and checks: quick takes about a minute, full several.")
+    ] = "full",
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch and equipoise. Peers use one.")] = 1,
+    repeats: Repeats = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the score matrices.")] = 0,
+    family: Annotated[
+        str,
+        typer.Option(help="Score matrices for the sizes: gumbel, logits, sharp, rank-2, ... as in the second table."),
+    ] = "gumbel",
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Seconds that one call may take; slower solvers skip the size. [default: the grid's own]"),
+    ] = None,
+    resume: Resume = False,
+) -> None:
+    """Time the exact balanced assignment against its peers.
+
+    Solves the same float32 score matrices with `eq.assign` (all methods), POT's `ot.emd`, OR-tools' min-cost flow and
+    scipy's `linear_sum_assignment`, and with `torch.argmax`, which balances nothing and is the floor. Every value is
+    compared with ours, so a solver that is fast but inexact shows what it loses.
+
+    Then: every family of difficult matrices at 16,384 x 64, tight and with slack; batches, warm starts, two threads,
+    peak memory, first call and import in fresh processes. Each figure is held against a stated limit.
+
+    Writes `bench-assign.json` (after every measurement), `bench-assign.svg` and `bench-assign.png`.
+
+    When it is interrupted, the same command goes on from what is measured; after it has ended, it starts anew.
+
+    For a first impression: `equipoise bench assign --grid quick`. For matrices that are hard to balance:
+    `equipoise bench assign --family rank-2 --out out/rank-2`.
+    """
+    _set_threads(threads)
+
+    from equipoise_lab.bench import assign_benchmark, assign_recipe
+
+    recipe = assign_recipe(grid, family=family, threads=threads, repeats=repeats, seed=seed, budget=budget)
+    _run_benchmark(assign_benchmark(recipe), out, resume=resume)
+
+
+def sinkhorn(
+    out: Out = Path("out/bench-sinkhorn"),
+    grid: Annotated[
+        Literal["quick", "full"], typer.Option(help="Sizes and deviations: quick takes about a minute, full several.")
+    ] = "full",
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch and numpy.")] = 1,
+    repeats: Repeats = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the logits.")] = 0,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Seconds that one call of POT may take; it skips larger sizes. [default: the grid's own]"),
+    ] = None,
+    resume: Resume = False,
+) -> None:
+    """Time balancing in expectation against torch.softmax and POT.
+
+    Balances the same float32 logits, flat to sharp, with `eq.sinkhorn` (tight, with slack, with the backward pass) and
+    POT's `ot.bregman.sinkhorn_log`, all to the same relative column error, beside `torch.softmax`, which balances
+    nothing and is the floor. Each figure is held against a stated limit.
+
+    Writes `bench-sinkhorn.json` (after every measurement), `bench-sinkhorn.svg` and `bench-sinkhorn.png`.
+
+    When it is interrupted, the same command goes on from what is measured; after it has ended, it starts anew.
+
+    For a first impression: `equipoise bench sinkhorn --grid quick`.
+    """
+    _set_threads(threads)
+
+    from equipoise_lab.bench import sinkhorn_benchmark, sinkhorn_recipe
+
+    recipe = sinkhorn_recipe(grid, threads=threads, repeats=repeats, seed=seed, budget=budget)
+    _run_benchmark(sinkhorn_benchmark(recipe), out, resume=resume)
+
+
+def layer(
+    out: Out = Path("out/bench-layer"),
+    grid: Annotated[
+        Literal["quick", "full"],
+        typer.Option(help="Size of the layer: quick takes a minute or two, full a quarter of an hour."),
+    ] = "full",
+    threads: Annotated[
+        list[int] | None, typer.Option(min=1, help="Threads for torch; repeat it for several. [default: 1 and 2]")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of each comparison; the best time counts.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of parameters, tokens and noise.")] = 0,
+    resume: Resume = False,
+) -> None:
+    """Time the layer against a dense one, Switch and Hugging Face transformers.
+
+    One forward and backward pass of `eq.nn.MoE` with every router, with the share that the router takes; `gm-iw` and
+    `skip-iw` against `switch`; `topk` against `MixtralSparseMoeBlock` of transformers with the same parameters, in the
+    fastest of its modes (without it: `pip install 'equipoise[transformers]'`, the rest runs); peak memory against the
+    dense layer of the same active size. Layers that are compared take turns. Each figure is held against a stated
+    limit.
+
+    Writes `bench-layer.json` (after every measurement), `bench-layer.svg` and `bench-layer.png`.
+
+    When it is interrupted, the same command goes on from what is measured; after it has ended, it starts anew.
+
+    For a first impression: `equipoise bench layer --grid quick`.
+    """
+    wanted = tuple(threads) if threads else _LAYER_THREADS
+    _set_threads(max(wanted))
+
+    from equipoise_lab.bench import layer_benchmark, layer_recipe
+
+    recipe = layer_recipe(grid, threads=wanted, repeats=repeats, seed=seed)
+    _run_benchmark(layer_benchmark(recipe), out, resume=resume)
+
+
+def _set_threads(threads: int) -> None:
     """Tells the libraries that are loaded from here on, which read these variables once, at load."""
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
 
 
-def run_benchmark(benchmark: "Benchmark", out: Path, *, resume: bool) -> None:
+def _run_benchmark(benchmark: "Benchmark", out: Path, *, resume: bool) -> None:
     """Measures, prints the tables, writes the files."""
     from equipoise_lab._ledger import locked
     from equipoise_lab.bench import Log
