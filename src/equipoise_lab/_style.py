@@ -5,7 +5,8 @@ Strategies differ in colour, marker and dashes, so that any one of the three tel
 readers who do not see all colours. Families share a hue (skip blue, Gumbel-Matching orange); what is unbiased is solid.
 """
 
-from collections.abc import Generator
+import math
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,18 @@ class Look:
     def points(self, size: float = 4.2) -> dict[str, Any]:
         """Returns the keywords of `Axes.plot` for markers of a size without a line."""
         return {**self.line, "linestyle": "", "markersize": size, "markeredgewidth": 0.9}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Label:
+    """A name beside a mark: where the mark is, and how the name is written."""
+
+    x: float
+    y: float
+    text: str
+    colour: str
+    bold: bool = False
+    size: float = 9.0
 
 
 LOOKS: dict[str, Look] = {
@@ -210,3 +223,32 @@ def tick_seconds(seconds: float) -> str:
         if seconds >= 0.999 * scale:
             return f"{seconds / scale:.0f} {unit}"
     return f"{seconds:.0e} s"
+
+
+def label_column(axes: Axes, marks: Sequence[Label], column: float, height: float) -> None:
+    """Writes names in a column, each as near the height of its mark as there is room, with a hairline to the mark.
+
+    Args:
+        axes: with logarithmic scales and final limits.
+        marks: sorted by height.
+        column: where the names begin.
+        height: of a name, as a fraction of that of the axes.
+    """
+    lowest, highest = (math.log10(bound) for bound in axes.get_ylim())
+    least = height * (highest - lowest)
+    for i, (mark, wanted) in enumerate(zip(marks, spread([math.log10(m.y) for m in marks], least), strict=True)):
+        # Within the axes, with room for the names below and above.
+        low, high = lowest + (i + 0.5) * least, highest - (len(marks) - i - 0.5) * least
+        y = 10.0 ** min(max(wanted, low), high)
+        axes.plot([mark.x, column], [mark.y, y], color=mark.colour, linewidth=0.5, alpha=0.7, zorder=1)
+        axes.annotate(
+            mark.text,
+            parse_math=False,  # a name may have a $
+            xy=(column, y),
+            xytext=(3, 0),
+            textcoords="offset points",
+            color=mark.colour,
+            fontsize=mark.size,
+            fontweight="bold" if mark.bold else "normal",
+            verticalalignment="center",
+        )

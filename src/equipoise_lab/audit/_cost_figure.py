@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter
 
 from equipoise.audit import GROUPS, AuditResult
 from equipoise.estimators import PAPER_STRATEGIES
-from equipoise_lab._style import add_grid, new_figure, row, save, spread, style
+from equipoise_lab._style import Label, add_grid, label_column, new_figure, row, save, style
 from equipoise_lab.audit._recipe import Audit
 from equipoise_lab.audit._report import describe
 
@@ -120,26 +120,7 @@ def _draw_panel(axes: Axes, marks: Sequence[_Mark]) -> None:
         product = 4.0**power * xs[0] * ys[0]
         axes.plot([left, column], [product / left, product / column], ":", color="#c8c8c8", linewidth=0.8, zorder=0)
     add_grid(axes)
-    _label(axes, marks, column)
-
-
-def _label(axes: Axes, marks: Sequence[_Mark], column: float) -> None:
-    """Writes the names in a column at the right, each as near the height of its mark as there is room, with a line."""
-    lowest, highest = (math.log10(bound) for bound in axes.get_ylim())
-    least = _LABEL_HEIGHT * (highest - lowest)
-    heights = spread([math.log10(mark.y) for mark in marks], least)
-    for i, (mark, height) in enumerate(zip(marks, heights, strict=True)):
-        # Within the axes, with room for the names below and above.
-        low, high = lowest + (i + 0.5) * least, highest - (len(marks) - i - 0.5) * least
-        y = 10.0 ** min(max(height, low), high)
-        axes.plot([mark.x, column], [mark.y, y], color=mark.colour, linewidth=0.5, alpha=0.7, zorder=1)
-        axes.annotate(
-            mark.name,
-            parse_math=False,  # a name may have a $
-            xy=(column, y),
-            xytext=(3, 0),
-            textcoords="offset points",
-            color="#555555" if mark.colour == _GREY else mark.colour,
-            fontsize=7.5,
-            verticalalignment="center",
-        )
+    names = [
+        Label(x=m.x, y=m.y, text=m.name, colour="#555555" if m.colour == _GREY else m.colour, size=7.5) for m in marks
+    ]
+    label_column(axes, names, column, _LABEL_HEIGHT)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figure of the audit: bias against standard deviation, one mark a strategy."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter
 
 from equipoise.audit import CONFIDENCE, GROUPS, POWER, AuditResult, Finding, Verdict
-from equipoise_lab._style import add_grid, new_figure, row, save, spread, style
+from equipoise_lab._style import Label, add_grid, label_column, new_figure, row, save, style
 from equipoise_lab.audit._recipe import Audit
 from equipoise_lab.audit._report import NAME, describe
 
@@ -59,14 +58,16 @@ def save_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> 
 def _draw_panel(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
-    marks: list[tuple[float, float, str, Verdict]] = []
+    marks: list[Label] = []
     # Baselines have a figure of their own; here they are shown if there is nothing else.
     for outcome in [o for o in outcomes if o.baseline == "none"] or outcomes:
         finding, verdict = outcome.findings[group], outcome.verdict
-        y = _draw_mark(axes, finding, verdict)
-        marks.append((finding.deviation, y, outcome.name, verdict))
-    _frame(axes, [(x, y) for x, y, _, _ in marks])
-    _label(axes, sorted(marks, key=lambda mark: mark[1]))
+        y, colour = _draw_mark(axes, finding, verdict), _LOOK[verdict][0]
+        bold = verdict == "unbiased"
+        marks.append(Label(x=finding.deviation, y=y, text=outcome.name, colour=colour, bold=bold))
+    _frame(axes, [(mark.x, mark.y) for mark in marks])
+    left, right = axes.get_xlim()
+    label_column(axes, sorted(marks, key=lambda mark: mark.y), right / (right / left) ** 0.28, _LABEL_HEIGHT)
     axes.set_title(f"gradient of the {group}", fontweight="bold")
     axes.set_xlabel("standard deviation of one estimate / norm of the exact gradient")
 
@@ -101,24 +102,3 @@ def _frame(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if value >= 1e-4 else f"{value:.0e}")
     axes.yaxis.set_minor_formatter(NullFormatter())
     add_grid(axes)
-
-
-def _label(axes: Axes, marks: Sequence[tuple[float, float, str, Verdict]]) -> None:
-    """Writes the names in a column at the right, each at the height of its mark or close to it, with a hairline."""
-    lowest, highest = (math.log10(bound) for bound in axes.get_ylim())
-    heights = spread([math.log10(y) for _, y, _, _ in marks], _LABEL_HEIGHT * (highest - lowest))
-    left, right = axes.get_xlim()
-    column = right / (right / left) ** 0.28
-    for (x, y, name, verdict), height in zip(marks, heights, strict=True):
-        colour = _LOOK[verdict][0]
-        axes.plot([x, column], [y, 10.0**height], color=colour, linewidth=0.5, zorder=1)
-        axes.annotate(
-            name,
-            parse_math=False,  # a name may have a $
-            xy=(column, 10.0**height),
-            xytext=(3, 0),
-            textcoords="offset points",
-            color=colour,
-            fontweight="bold" if verdict == "unbiased" else "normal",
-            verticalalignment="center",
-        )

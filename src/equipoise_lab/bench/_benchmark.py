@@ -3,15 +3,17 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from rich.table import Table
 
+from equipoise._core import check_one_of
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
 
+R = TypeVar("R")
 Status = Literal["measured", "skipped", "failed", "not installed"]
 
 
@@ -73,6 +75,25 @@ class Benchmark:
     tables: Callable[[Records], list[Table]]
     summary: Callable[[Records], dict[str, Any]]
     draw: Callable[[Records, Path], list[Path]]
+
+
+def pick_recipe(recipes: Mapping[str, R], grid: str, **changes: Any) -> R:
+    """Builds the options of a run from a named grid.
+
+    Args:
+        recipes: the grids by name.
+        grid: which one.
+        **changes: fields that differ from it; None leaves what the grid says.
+
+    Returns:
+        The options.
+
+    Raises:
+        ValueError: there is no such grid.
+    """
+    check_one_of("grid", grid, list(recipes))
+    given = {name: value for name, value in changes.items() if value is not None}
+    return replace(cast(Any, recipes[grid]), **given)
 
 
 class Log:

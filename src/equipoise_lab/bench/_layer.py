@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_at_least, check_one_of, check_seed
+from equipoise._core import check_at_least, check_seed
 from equipoise.nn import ROUTERS, MoE, Surrogate, capture
 from equipoise_lab._timing import num_threads, times_of_each
 from equipoise_lab.bench._benchmark import Measurement, Records, Step
@@ -74,26 +74,6 @@ LAYER_RECIPES = {
     "full": LayerBench(size=LayerSize(tokens=8192, dim=512, hidden_dim=2048, num_experts=16)),
     "quick": LayerBench(size=LayerSize(tokens=2048, dim=128, hidden_dim=512, num_experts=16), repeats=3),
 }
-
-
-def layer_recipe(grid: str, *, threads: tuple[int, ...], repeats: int, seed: int) -> LayerBench:
-    """Builds a run from a named grid.
-
-    Args:
-        grid: "full", the size that the limits are stated for, or "quick" (a smaller layer, about a minute).
-        threads: each of these numbers of threads is measured.
-        repeats: rounds, of which the best counts.
-        seed: seed of parameters, tokens and noise.
-
-    Returns:
-        The run.
-
-    Example:
-        >>> layer_recipe("full", threads=(1,), repeats=5, seed=0).size.tokens
-        8192
-    """
-    check_one_of("grid", grid, list(LAYER_RECIPES))
-    return replace(LAYER_RECIPES[grid], threads=threads, repeats=repeats, seed=seed)
 
 
 def layer_steps(bench: LayerBench) -> list[Step]:

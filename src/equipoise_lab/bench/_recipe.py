@@ -81,31 +81,6 @@ RECIPES: Mapping[str, AssignBench] = {
 }
 
 
-def assign_recipe(
-    grid: str, *, family: str, threads: int, repeats: int, seed: int, budget: float | None = None
-) -> AssignBench:
-    """Builds a run from a named grid.
-
-    Args:
-        grid: "full" (every size that has a limit) or "quick" (under a minute).
-        family: family of score matrices, a name in `FAMILIES`.
-        threads: threads for torch and for us.
-        repeats: repetitions, of which the best counts.
-        seed: seed of the first score matrix.
-        budget: seconds that one call may take; None is the grid's own.
-
-    Returns:
-        The run.
-
-    Example:
-        >>> assign_recipe("quick", family="gumbel", threads=1, repeats=5, seed=0).sizes[-1]
-        (16384, 64)
-    """
-    check_one_of("grid", grid, list(RECIPES))
-    recipe = replace(RECIPES[grid], family=family, threads=threads, repeats=repeats, seed=seed)
-    return recipe if budget is None else replace(recipe, budget=budget)
-
-
 @dataclass(frozen=True, slots=True)
 class SizeLimit:
     """Limits at one size: at least `peer` times faster than the better peer, at most `floor` times torch.argmax."""

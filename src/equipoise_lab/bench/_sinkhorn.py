@@ -10,14 +10,14 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_one_of, check_positive, check_seed
+from equipoise._core import check_positive, check_seed
 from equipoise.balancing import Balanced, ConvergenceWarning, sinkhorn
 from equipoise_lab._timing import best_of, best_of_each, num_threads
 from equipoise_lab.bench._benchmark import Measurement, Records, Step
@@ -66,28 +66,6 @@ SINKHORN_RECIPES = {
     "full": SinkhornBench(sizes=((64, 8), (512, 16), (4096, 64), (16384, 64), (65536, 64), (65536, 256))),
     "quick": SinkhornBench(sizes=((512, 16), (4096, 64), (65536, 64)), deviations=(1.0, 10.0), budget=2.0),
 }
-
-
-def sinkhorn_recipe(grid: str, *, threads: int, repeats: int, seed: int, budget: float | None = None) -> SinkhornBench:
-    """Builds a run from a named grid.
-
-    Args:
-        grid: "full" or "quick" (under a minute).
-        threads: threads for torch.
-        repeats: repetitions, of which the best counts.
-        seed: seed of the logits.
-        budget: seconds that one call of POT may take; None is the grid's own.
-
-    Returns:
-        The run.
-
-    Example:
-        >>> sinkhorn_recipe("quick", threads=1, repeats=5, seed=0).deviations
-        (1.0, 10.0)
-    """
-    check_one_of("grid", grid, list(SINKHORN_RECIPES))
-    recipe = replace(SINKHORN_RECIPES[grid], threads=threads, repeats=repeats, seed=seed)
-    return recipe if budget is None else replace(recipe, budget=budget)
 
 
 def sinkhorn_key(size: Size, deviation: float, who: str) -> str:

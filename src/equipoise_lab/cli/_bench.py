@@ -57,9 +57,9 @@ def assign(
     """
     _set_threads(threads)
 
-    from equipoise_lab.bench import assign_benchmark, assign_recipe
+    from equipoise_lab.bench import RECIPES, assign_benchmark, pick_recipe
 
-    recipe = assign_recipe(grid, family=family, threads=threads, repeats=repeats, seed=seed, budget=budget)
+    recipe = pick_recipe(RECIPES, grid, family=family, threads=threads, repeats=repeats, seed=seed, budget=budget)
     _run_benchmark(assign_benchmark(recipe), out, resume=resume)
 
 
@@ -91,9 +91,9 @@ def sinkhorn(
     """
     _set_threads(threads)
 
-    from equipoise_lab.bench import sinkhorn_benchmark, sinkhorn_recipe
+    from equipoise_lab.bench import SINKHORN_RECIPES, pick_recipe, sinkhorn_benchmark
 
-    recipe = sinkhorn_recipe(grid, threads=threads, repeats=repeats, seed=seed, budget=budget)
+    recipe = pick_recipe(SINKHORN_RECIPES, grid, threads=threads, repeats=repeats, seed=seed, budget=budget)
     _run_benchmark(sinkhorn_benchmark(recipe), out, resume=resume)
 
 
@@ -127,9 +127,9 @@ def layer(
     wanted = tuple(threads) if threads else _LAYER_THREADS
     _set_threads(max(wanted))
 
-    from equipoise_lab.bench import layer_benchmark, layer_recipe
+    from equipoise_lab.bench import LAYER_RECIPES, layer_benchmark, pick_recipe
 
-    recipe = layer_recipe(grid, threads=wanted, repeats=repeats, seed=seed)
+    recipe = pick_recipe(LAYER_RECIPES, grid, threads=wanted, repeats=repeats, seed=seed)
     _run_benchmark(layer_benchmark(recipe), out, resume=resume)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from scipy import stats  # scikit-learn, whose digits are compared on, comes with it
 
 from equipoise_lab.compare._contenders import CONTENDERS, Setting
 from equipoise_lab.compare._recipe import EVALUATIONS, Comparison
@@ -139,7 +140,7 @@ def differences(outcomes: Sequence[Outcome]) -> list[Difference]:
 def _difference(ours: Outcome, other: Outcome) -> Difference:
     pairs = torch.tensor(ours.loss, dtype=torch.float64) - torch.tensor(other.loss, dtype=torch.float64)
     mean, n = float(pairs.mean()), len(pairs)
-    half = student_t(n - 1, CONFIDENCE) * float(pairs.std()) / math.sqrt(n)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * float(pairs.std()) / math.sqrt(n)
     return Difference(
         ours=ours.contender,
         other=other.contender,
@@ -149,39 +150,3 @@ def _difference(ours: Outcome, other: Outcome) -> Difference:
         high=mean + half,
         spread=max(ours.spread, other.spread),
     )
-
-
-def student_t(degrees: int, confidence: float) -> float:
-    """Finds t with P(|T| <= t) = confidence for Student's distribution, by bisection.
-
-    Args:
-        degrees: of freedom, at least 1.
-        confidence: between 0 and 1.
-
-    Returns:
-        The half-width of an interval, in standard errors.
-
-    Example:
-        >>> round(student_t(4, 0.95), 4)
-        2.7764
-    """
-    low, high = 0.0, 1.0
-    while _within(high, degrees) < confidence:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, degrees) < confidence else (low, middle)
-    return high
-
-
-def _within(t: float, degrees: int) -> float:
-    """P(|T| <= t), a finite sum for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(degrees))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = degrees % 2
-    term = cosine if odd else 1.0
-    total = term if degrees > 1 else 0.0
-    for i in range(2 + odd, degrees - 1, 2):
-        term *= cosine * cosine * (i - 1) / i
-        total += term
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total

@@ -3,6 +3,7 @@
 
 import base64
 import math
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,67 +23,6 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 # A vector image of thousands of dots is larger than the picture of it, and slower to show.
 _LARGEST_SVG = 400_000
-
-_CAPTIONS = {
-    "overview": (
-        "Samples and expectations, balanced and not",
-        "The paper's figure 1 with real numbers: what the router wants, what Sinkhorn makes of it in expectation, and "
-        "what independent, skipping and balanced sampling draw.",
-    ),
-    "main": (
-        "The task and its results",
-        "The paper's figure 2: the data with a learned model, and the final error against the temperature of the "
-        "proposal, with REINFORCE (no balance loss) and with differentiable gating (balance loss of weight 0.01).",
-    ),
-    "appendix": (
-        "All six panels",
-        "The figure of appendix E: REINFORCE above, gating below; as it is, with Sinkhorn before sampling, and without "
-        "importance weights.",
-    ),
-    "solved": (
-        "Solved seeds",
-        "How many seeds end below the threshold, by strategy and temperature.",
-    ),
-    "sweeps": (
-        "Sweeps",
-        "Solved seeds by the weight of the balance loss, and by learning rate.",
-    ),
-    "beyond": (
-        "Beyond the paper",
-        "Solved seeds against temperature on seeds of their own, a dataset for each: what the paper has in grey, "
-        "bounded weights, a critic and slack in colour.",
-    ),
-    "beyond-solved": (
-        "Beyond the paper: all methods",
-        "How many seeds end below the threshold, by method and temperature.",
-    ),
-    "study-training": (
-        "Along training",
-        "The three sides of equation 1 (log-likelihood of the most probable expert, ELBO, marginal log-likelihood) and "
-        "the router's entropy.",
-    ),
-    "study-weights": (
-        "What importance weights cost",
-        "Weights, effective sample size and the variance of the gradient along training.",
-    ),
-    "study-marginals": (
-        "Sinkhorn as a stand-in for marginals",
-        "Sinkhorn's expectations against the marginals of Gumbel-Matching and of the Gibbs distribution.",
-    ),
-    "study-maximum-entropy": (
-        "The maximum-entropy distribution",
-        "u_ij of the maximum-entropy distribution against p_ij^(1/tau), up to factors for rows and columns.",
-    ),
-    "study-solver-time": (
-        "The paper's solver",
-        "The time of cycle cancelling against that of the Hungarian algorithm.",
-    ),
-    "study-noise": ("Other noise", "Gating with Gumbel noise, Gaussian noise and input jitter."),
-    "study-elbo": (
-        "ELBO and marginal likelihood",
-        "What training each of them exactly makes of the router.",
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,11 +99,12 @@ def write_report(
 def find_pictures(folder: Path) -> list[Picture]:
     """Finds the figures of a folder: those with a caption first, in the order of the table, then any other."""
     names = [path.stem for path in sorted(folder.glob("*.svg"))]
-    ordered = [name for name in _CAPTIONS if name in names] + [name for name in names if name not in _CAPTIONS]
+    captions = tomllib.loads((Path(__file__).parent / "templates" / "captions.toml").read_text(encoding="utf-8"))
+    ordered = [name for name in captions if name in names] + [name for name in names if name not in captions]
     pictures: list[Picture] = []
     for name in ordered:
-        title, caption = _CAPTIONS.get(name, (name.removeprefix("study-").replace("-", " ").capitalize(), ""))
-        pictures.append(Picture(name=name, title=title, caption=caption, source=_embed(folder, name)))
+        unknown = {"title": name.removeprefix("study-").replace("-", " ").capitalize(), "caption": ""}
+        pictures.append(Picture(name=name, source=_embed(folder, name), **captions.get(name, unknown)))
     return pictures
 
 

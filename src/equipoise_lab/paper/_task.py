@@ -7,6 +7,8 @@ everything takes a batch of runs.
 Legend: r runs, n rows (datapoints), 2 experts.
 """
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -37,6 +39,12 @@ def draw_data(seed: int, num_points: int, noise_sd: float) -> tuple[Float[Tensor
     generator = torch.Generator().manual_seed(_DATA + seed)
     x = torch.rand(num_points, generator=generator) * 2 - 1
     return x, target_function(x) + noise_sd * torch.randn(num_points, generator=generator)
+
+
+def draw_datasets(seeds: Iterable[int], num_points: int, noise_sd: float) -> tuple[Tensor, Tensor]:
+    """Draws the dataset of each seed: x and y, [s, n] each."""
+    pairs = [draw_data(seed, num_points, noise_sd) for seed in seeds]
+    return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
 
 
 def draw_parameters(seed: int, initialisation: str) -> Float[Tensor, "6"]:

@@ -32,7 +32,7 @@ from equipoise.sampling import Sample
 from equipoise_lab.paper._methods import METHOD_TABLE
 from equipoise_lab.paper._recipe import Paper, Run
 from equipoise_lab.paper._results import Result
-from equipoise_lab.paper._task import draw_data, draw_parameters, errors, features, lines, router
+from equipoise_lab.paper._task import draw_datasets, draw_parameters, errors, features, lines, router
 
 # Streams of noise: what every method needs, and what only those beyond the paper do.
 _NOISE, _FURTHER = 3 << 20, 4 << 20
@@ -184,7 +184,9 @@ class _Batch:
         self.reinforced = slice(0, blocks.count(0) + blocks.count(1))
         self.gating = slice(self.reinforced.stop, len(runs))
         self.balanced = slice(blocks.count(0), len(runs) - blocks.count(3))
-        x, y = _data(self.seeds, recipe)
+        # The data of every seed [s, n], or of all [1, n].
+        chosen = self.seeds if recipe.dataset == "per-seed" else [0]
+        x, y = draw_datasets(chosen, recipe.num_points, recipe.noise_sd)
         self.x, self.y = (v[self.row_seed] if len(v) > 1 else v for v in (x, y))
         self.features = features(self.x)
         starts = torch.stack([draw_parameters(seed, recipe.initialisation) for seed in self.seeds])
@@ -262,13 +264,6 @@ class _Batch:
         """The errors of every run as it stands; infinite where it diverged."""
         first, second = errors(self.theta.detach(), self.x, self.y, self.gated)
         return first.masked_fill(self.diverged, torch.inf), second.masked_fill(self.diverged, torch.inf)
-
-
-def _data(seeds: Sequence[int], recipe: Paper) -> tuple[Tensor, Tensor]:
-    """The data of every seed [s, n], or of all [1, n]."""
-    chosen = seeds if recipe.dataset == "per-seed" else [0]
-    pairs = [draw_data(seed, recipe.num_points, recipe.noise_sd) for seed in chosen]
-    return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
 
 
 def _take(s: Sample, rows: slice) -> Sample:

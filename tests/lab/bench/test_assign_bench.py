@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise_lab.bench import RECIPES, Log, assign_benchmark, assign_recipe
+from equipoise_lab import bench as package
+from equipoise_lab.bench import RECIPES, Log, assign_benchmark, pick_recipe
 from equipoise_lab.bench import _recipe as recipe_module
 from equipoise_lab.bench._solvers import SOLVERS
 from equipoise_lab.cli import main
@@ -69,13 +70,13 @@ def test_budget_is_said(tmp_path: Path) -> None:
 def test_bad_run_is_refused(change: dict[str, object], message: str) -> None:
     options = {"grid": "quick", "family": "gumbel", "threads": 1, "repeats": 5, "seed": 0, **change}
     with pytest.raises(ValueError, match=message):
-        assign_recipe(**options)  # pyright: ignore[reportArgumentType]
+        pick_recipe(RECIPES, **options)  # pyright: ignore[reportArgumentType]
 
 
 def test_command_prints_tables_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(recipe_module, "RECIPES", {"quick": TINY})
+    monkeypatch.setattr(package, "RECIPES", {"quick": TINY})
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # the command sets them; this restores them
     command = ["bench", "assign", "--grid", "quick", "--repeats", "1", "--budget", "5", "--out", str(tmp_path)]

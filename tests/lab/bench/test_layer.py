@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 from equipoise.nn import ROUTERS
+from equipoise_lab import bench as package
 from equipoise_lab.bench import (
     LAYER_RECIPES,
     LayerSize,
     Log,
     Measurement,
     layer_benchmark,
-    layer_recipe,
     layer_steps,
     layer_verdicts,
+    pick_recipe,
 )
 from equipoise_lab.bench import _layer as layer_module
 from equipoise_lab.bench._layer_models import build_dense, build_moe
@@ -188,13 +189,13 @@ def test_parameters_depend_on_the_seed_alone() -> None:
 def test_bad_run_is_refused(change: dict[str, object], message: str) -> None:
     options = {"grid": "quick", "threads": (1,), "repeats": 5, "seed": 0, **change}
     with pytest.raises(ValueError, match=message):
-        layer_recipe(**options)  # pyright: ignore[reportArgumentType]
+        pick_recipe(LAYER_RECIPES, **options)  # pyright: ignore[reportArgumentType]
 
 
 def test_command_prints_tables_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(layer_module, "LAYER_RECIPES", {"quick": TINY})
+    monkeypatch.setattr(package, "LAYER_RECIPES", {"quick": TINY})
     monkeypatch.setattr("equipoise_lab.bench._layer_models.importlib.util.find_spec", lambda name: None)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # the command sets them; this restores them

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from equipoise_lab import bench as package
 from equipoise_lab.bench import (
     SINKHORN_RECIPES,
     Log,
     Measurement,
+    pick_recipe,
     sinkhorn_benchmark,
-    sinkhorn_recipe,
     sinkhorn_steps,
     sinkhorn_verdicts,
 )
-from equipoise_lab.bench import _sinkhorn as sinkhorn_module
 from equipoise_lab.cli import main
 
 TINY = replace(SINKHORN_RECIPES["quick"], sizes=((32, 4), (64, 8)), repeats=1, budget=5.0)
@@ -79,13 +79,13 @@ def test_missing_peer_and_spent_budget_are_said(tmp_path: Path, monkeypatch: pyt
 def test_bad_run_is_refused(change: dict[str, object], message: str) -> None:
     options = {"grid": "quick", "threads": 1, "repeats": 5, "seed": 0, **change}
     with pytest.raises(ValueError, match=message):
-        sinkhorn_recipe(**options)  # pyright: ignore[reportArgumentType]
+        pick_recipe(SINKHORN_RECIPES, **options)  # pyright: ignore[reportArgumentType]
 
 
 def test_command_prints_tables_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sinkhorn_module, "SINKHORN_RECIPES", {"quick": TINY})
+    monkeypatch.setattr(package, "SINKHORN_RECIPES", {"quick": TINY})
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # the command sets them; this restores them
     command = ["bench", "sinkhorn", "--grid", "quick", "--repeats", "1", "--budget", "5", "--out", str(tmp_path)]

@@ -10,7 +10,6 @@ from equipoise_lab.compare._summary import (
     Outcome,
     _mean_validation,
     differences,
-    student_t,
     summarise,
 )
 from equipoise_lab.compare._train import build_layer, evaluate, train
@@ -100,10 +99,3 @@ def test_differences_are_paired() -> None:
 def test_better_means_beyond_the_spread_and_beyond_doubt(other: tuple[float, ...]) -> None:
     (d,) = differences([outcome("base", other), outcome("skip-iw-recipe", (0.10, 0.12, 0.11, 0.09, 0.10))])
     assert not d.better
-
-
-@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
-def test_student_t_is_scipys(confidence: float) -> None:
-    stats = pytest.importorskip("scipy.stats")
-    for degrees in range(1, 31):
-        assert student_t(degrees, confidence) == pytest.approx(stats.t.ppf((1 + confidence) / 2, degrees), rel=1e-9)

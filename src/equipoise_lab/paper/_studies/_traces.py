@@ -20,7 +20,7 @@ from equipoise.estimators import STRATEGIES, Combination
 from equipoise_lab.paper._recipe import Paper, Run, quick_recipe
 from equipoise_lab.paper._studies._mixture import mixture_sides
 from equipoise_lab.paper._studies._spread import Spread, measure_spread, tile
-from equipoise_lab.paper._task import draw_data
+from equipoise_lab.paper._task import draw_datasets
 from equipoise_lab.paper._train import Trained, train
 
 TEMPERATURES = (1.0, 10.0)
@@ -105,7 +105,9 @@ def run(
     recipe = (quick_recipe() if quick else Paper()) if recipe is None else recipe
     steps, draws = checkpoints(recipe.steps), 64 if quick else 128
     generator = torch.Generator().manual_seed(seed)
-    x, y = _data(recipe)
+    # The data that the runs were trained on: one dataset, or one for each seed.
+    chosen = range(recipe.seeds if recipe.dataset == "per-seed" else 1)
+    x, y = draw_datasets(chosen, recipe.num_points, recipe.noise_sd)
     results: dict[str, Float[Tensor, "t c s 6"]] = {}
     for method in dict.fromkeys(("sample", *recipe.methods)):
         known = None if paths is None else paths.get(method)
@@ -131,13 +133,6 @@ def run(
         "training": training,
         "common": common,
     } | ({"model": _model(results[_SHOWN][TEMPERATURES.index(1.0)][-1, 0], x[0], y[0])} if _SHOWN in results else {})
-
-
-def _data(recipe: Paper) -> tuple[Float[Tensor, "#s n"], Float[Tensor, "#s n"]]:
-    """Draws the data that the runs were trained on: one dataset, or one for each seed."""
-    seeds = range(recipe.seeds if recipe.dataset == "per-seed" else 1)
-    pairs = [draw_data(seed, recipe.num_points, recipe.noise_sd) for seed in seeds]
-    return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
 
 
 def _measure(models: Float[Tensor, "c s 6"], x: Tensor, y: Tensor, how: Mapping[str, Any]) -> list[Spread]:
