@@ -3,6 +3,7 @@
 
 import ast
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,6 +101,13 @@ def test_what_a_command_imports_late_is_named_too(fresh_python: Callable[..., st
         "equipoise: error: the command needs matplotlib: pip install 'equipoise[lab]'",
         "exit 2",
     ]
+
+
+def test_command_starts_in_the_library_which_is_there_without_the_extra() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["scripts"] == {"equipoise": "equipoise.__main__:main"}
+    required = {name.partition(">")[0] for name in project["dependencies"]}
+    assert required == {"torch", "numpy", "numba", "jaxtyping"}
 
 
 def test_version_needs_no_extra(fresh_python: Callable[..., str]) -> None:
