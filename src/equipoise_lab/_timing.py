@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from equipoise._core import num_threads as num_threads
 
 # A repetition of a fast call lasts at least this long, as in the standard library's timeit.
 _REPETITION_SECONDS = 0.02
@@ -136,14 +136,3 @@ def _no_collection() -> Generator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@contextmanager
-def num_threads(threads: int) -> Generator[None]:
-    """Sets the threads that torch, and with it equipoise, may use; restores them afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -75,6 +75,7 @@ from equipoise._core._surrogate_checks import check_routings as check_routings
 from equipoise._core._surrogate_checks import check_same_forward as check_same_forward
 from equipoise._core._surrogate_checks import check_same_routing as check_same_routing
 from equipoise._core._surrogate_checks import check_token_shape as check_token_shape
+from equipoise._core._threads import num_threads as num_threads
 from equipoise._core._value_checks import check_stochastic as check_stochastic
 from equipoise._core._value_checks import check_temperature as check_temperature
 from equipoise._core._value_checks import checked_choice as checked_choice

@@ -8,8 +8,9 @@ blocks for any number of threads and sums are added up in the order of the block
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -57,3 +58,14 @@ def _run_share(work: Callable[[int, int], T], share: Sequence[tuple[int, int]]) 
 def cut(size: int, block: int) -> list[tuple[int, int]]:
     """Cuts range(size) into blocks of a fixed size, whatever the number of threads."""
     return [(start, min(start + block, size)) for start in range(0, size, block)]
+
+
+@contextmanager
+def num_threads(threads: int) -> Generator[None]:
+    """Sets the threads that torch, and with it equipoise, may use; restores them afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

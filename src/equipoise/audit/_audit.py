@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The audit of one strategy."""
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from statistics import median
 
 import torch
 
+from equipoise._core import num_threads
 from equipoise.audit._baselines import Control, make_control
 from equipoise.audit._conditions import Conditions, Problem, draw_problem
 from equipoise.audit._draws import collect, draw_batch, learn_from_the_past
@@ -67,7 +67,7 @@ def audit(
     control = make_control(baseline, problem) if isinstance(baseline, str) else baseline
     check_strategy(chosen, conditions, problem)
     estimates = max(conditions.draws // control.draws, 2)
-    with _one_thread():  # so that the time of this thread is the cost, whatever else the machine does
+    with num_threads(1):  # so that the time of this thread is the cost, whatever else the machine does
         learn_from_the_past(control, chosen, conditions, problem)
         evidence, tally = collect(control, chosen, conditions, problem, estimates, advance or _ignore)
     on_policy = conditions.importance or tally.off_policy < _ON_POLICY
@@ -107,16 +107,6 @@ def check_strategy(strategy: Strategy, conditions: Conditions, problem: Problem 
             f"strategy {strategy.name!r} must draw as equipoise.estimators.Strategy says, got {error}: "
             "give an instance whose methods have the protocol's signatures"
         ) from error
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _ignore(draws: int) -> None:

@@ -41,6 +41,19 @@ class Prepared:
     read: Callable[[Any], Int[Tensor, " n"]]
 
 
+def _linear(n: int, k: int) -> float:
+    return float(n) * k
+
+
+def _pivoting(n: int, k: int) -> float:
+    return float(n) ** 1.5 * k
+
+
+def _cubic(n: int, k: int) -> float:
+    del k
+    return float(n) ** 3
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Solver:
     """A way to assign rows to experts.
@@ -63,9 +76,9 @@ class Solver:
     title: str
     short: str
     role: Role
-    exact: bool
-    package: str | None
-    growth: Callable[[int, int], float]
+    exact: bool = True
+    package: str | None = None
+    growth: Callable[[int, int], float] = _linear
     relative_tolerance: float = 1e-9
     prepare: Callable[[Float[Tensor, "n k"]], Prepared]
 
@@ -151,19 +164,6 @@ def _finite_cost(scores: Float[Tensor, "n k"]) -> Float64[Tensor, "n k"]:
     return torch.where(torch.isfinite(scores), -scores.double(), prohibitive)
 
 
-def _linear(n: int, k: int) -> float:
-    return float(n) * k
-
-
-def _pivoting(n: int, k: int) -> float:
-    return float(n) ** 1.5 * k
-
-
-def _cubic(n: int, k: int) -> float:
-    del k
-    return float(n) ** 3
-
-
 SOLVERS: tuple[Solver, ...] = (
     Solver(
         name="argmax",
@@ -171,8 +171,6 @@ SOLVERS: tuple[Solver, ...] = (
         short="argmax",
         role="floor",
         exact=False,
-        package=None,
-        growth=_linear,
         prepare=_argmax,
     ),
     Solver(
@@ -180,9 +178,6 @@ SOLVERS: tuple[Solver, ...] = (
         title="equipoise primal-dual",
         short="primal-\ndual",
         role="ours",
-        exact=True,
-        package=None,
-        growth=_linear,
         prepare=_ours("primal-dual"),
     ),
     Solver(
@@ -190,8 +185,6 @@ SOLVERS: tuple[Solver, ...] = (
         title="equipoise cycle-cancelling",
         short="cycle-\ncancelling",
         role="ours",
-        exact=True,
-        package=None,
         growth=_pivoting,
         prepare=_ours("cycle-cancelling"),
     ),
@@ -201,19 +194,14 @@ SOLVERS: tuple[Solver, ...] = (
         short="auction",
         role="ours",
         exact=False,
-        package=None,
-        growth=_linear,
         prepare=_ours("auction"),
     ),
-    Solver(
-        name="pot", title="POT emd", short="POT", role="peer", exact=True, package="ot", growth=_pivoting, prepare=_pot
-    ),
+    Solver(name="pot", title="POT emd", short="POT", role="peer", package="ot", growth=_pivoting, prepare=_pot),
     Solver(
         name="ortools",
         title="OR-tools min-cost flow",
         short="OR-tools",
         role="peer",
-        exact=True,
         package="ortools",
         growth=_pivoting,
         relative_tolerance=1.0 / _INTEGER_RANGE,
@@ -224,7 +212,6 @@ SOLVERS: tuple[Solver, ...] = (
         title="scipy, repeated columns",
         short="scipy",
         role="peer",
-        exact=True,
         package="scipy",
         growth=_cubic,
         prepare=_scipy,
