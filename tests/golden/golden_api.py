@@ -17,7 +17,10 @@ import equipoise as eq
 Arrays = dict[str, Any]
 
 STORED_NAMES: dict[str, str] = {}
-"""From the name that a parameter or buffer has now to the one it had when the numbers were stored, if it changed."""
+"""How names of parameters and buffers end now, and how they ended when the numbers were stored, where that changed.
+
+For example {"router.gate.weight": "router.weight"}, which holds for every layer of a model.
+"""
 
 
 def strategy_names() -> list[str]:
@@ -157,11 +160,19 @@ def update(routings: Any) -> None:
     routings.update()
 
 
+def stored_name(name: str) -> str:
+    """The name that a parameter or buffer had when the numbers were stored."""
+    for now, before in STORED_NAMES.items():
+        if f".{name}".endswith(f".{now}"):
+            return name.removesuffix(now) + before
+    return name
+
+
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """All parameters under the names that they had when the numbers were stored."""
-    return {STORED_NAMES.get(name, name): p for name, p in model.named_parameters()}
+    return {stored_name(name): p for name, p in model.named_parameters()}
 
 
 def buffers(model: nn.Module) -> Arrays:
     """What changes without gradient, under the names that it had when the numbers were stored."""
-    return {STORED_NAMES.get(name, name): b.clone() for name, b in model.named_buffers()}
+    return {stored_name(name): b.clone() for name, b in model.named_buffers()}
