@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types and input checks that every layer shares."""
 
+from equipoise._core._capacity import Capacity as Capacity
+from equipoise._core._capacity import check_capacity as check_capacity
 from equipoise._core._checks import check_balanced_matrix as check_balanced_matrix
 from equipoise._core._checks import check_baseline as check_baseline
 from equipoise._core._checks import check_broadcasts as check_broadcasts
-from equipoise._core._checks import check_capacity as check_capacity
 from equipoise._core._checks import check_enough_slots as check_enough_slots
 from equipoise._core._checks import check_floating as check_floating
 from equipoise._core._checks import check_fraction as check_fraction
