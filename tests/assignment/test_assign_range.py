@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import equipoise as eq
+from equipoise.assignment._range import _power_of_two
 
 EXACT = ["primal-dual", "cycle-cancelling"]
 METHODS = [*EXACT, "auction"]
@@ -103,6 +104,13 @@ def test_masked_rows_may_hold_anything(method: str) -> None:
         a = eq.assign(scores, mask=mask, method=method)
         assert torch.equal(a.z, expected.z)
         assert torch.equal(a.prices, expected.prices)
+
+
+def test_masked_rows_do_not_set_the_scale() -> None:
+    scores, mask = draw_normal(2, 8, 4), torch.arange(8).expand(2, 8) != 3
+    scores[0, 3] = 1.7e308
+    assert _power_of_two(scores, mask).tolist() == [1.0, 1.0]
+    assert _power_of_two(scores, None)[0] < 1
 
 
 @pytest.mark.parametrize("method", METHODS)
