@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types and input checks that every layer shares."""
 
+from equipoise._core._capacity import Capacity as Capacity
+from equipoise._core._capacity import check_capacity as check_capacity
 from equipoise._core._checks import check_balanced_matrix as check_balanced_matrix
 from equipoise._core._checks import check_baseline as check_baseline
 from equipoise._core._checks import check_broadcasts as check_broadcasts
-from equipoise._core._checks import check_capacity as check_capacity
 from equipoise._core._checks import check_enough_slots as check_enough_slots
 from equipoise._core._checks import check_floating as check_floating
 from equipoise._core._checks import check_fraction as check_fraction
@@ -74,6 +75,11 @@ from equipoise._core._surrogate_checks import check_routings as check_routings
 from equipoise._core._surrogate_checks import check_same_forward as check_same_forward
 from equipoise._core._surrogate_checks import check_same_routing as check_same_routing
 from equipoise._core._surrogate_checks import check_token_shape as check_token_shape
+from equipoise._core._transforms import check_no_tangent as check_no_tangent
+from equipoise._core._transforms import check_not_batched as check_not_batched
+from equipoise._core._transforms import has_tangent as has_tangent
+from equipoise._core._transforms import in_transform as in_transform
+from equipoise._core._transforms import is_batched as is_batched
 from equipoise._core._value_checks import check_stochastic as check_stochastic
 from equipoise._core._value_checks import check_temperature as check_temperature
 from equipoise._core._value_checks import checked_choice as checked_choice

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils import _pytree  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +15,9 @@ class Assignment:
     Attributes:
         z: the expert of each row; k where a row takes no expert (it is masked).
         counts: rows that each expert took.
-        capacity: rows that each expert could take, as used.
+        capacity: rows that each expert could take, as used; at most 2**40.
         mask: rows that had to be assigned, as used.
-        value: the sum of the scores of the assigned pairs.
+        value: the sum of the scores of the assigned pairs, differentiable with respect to the scores.
         prices: an optimal dual variable for each expert, >= 0, and 0 for every expert with a free slot; when no expert
             has one, shifted so that the least is 0. Row i is at z_i because no expert offers more than
             `scores[i, z_i] - prices[z_i]`.
@@ -31,3 +32,7 @@ class Assignment:
     value: Float[Tensor, "*batch"]
     prices: Float[Tensor, "*batch k"]
     gap: Float[Tensor, "*batch"]
+
+
+# So that torch.vmap may return one.
+_pytree.register_dataclass(Assignment, serialized_type_name="equipoise.assignment.Assignment")
