@@ -74,6 +74,11 @@ from equipoise._core._surrogate_checks import check_routings as check_routings
 from equipoise._core._surrogate_checks import check_same_forward as check_same_forward
 from equipoise._core._surrogate_checks import check_same_routing as check_same_routing
 from equipoise._core._surrogate_checks import check_token_shape as check_token_shape
+from equipoise._core._transforms import check_no_tangent as check_no_tangent
+from equipoise._core._transforms import check_not_batched as check_not_batched
+from equipoise._core._transforms import has_tangent as has_tangent
+from equipoise._core._transforms import in_transform as in_transform
+from equipoise._core._transforms import is_batched as is_batched
 from equipoise._core._value_checks import check_stochastic as check_stochastic
 from equipoise._core._value_checks import check_temperature as check_temperature
 from equipoise._core._value_checks import checked_choice as checked_choice
