@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types and input checks that every layer shares."""
 
+from equipoise._core._autocast import autocast_device as autocast_device
 from equipoise._core._checks import check_balanced_matrix as check_balanced_matrix
 from equipoise._core._checks import check_baseline as check_baseline
 from equipoise._core._checks import check_broadcasts as check_broadcasts
@@ -77,6 +78,7 @@ from equipoise._core._surrogate_checks import check_token_shape as check_token_s
 from equipoise._core._transforms import check_no_tangent as check_no_tangent
 from equipoise._core._transforms import check_not_batched as check_not_batched
 from equipoise._core._transforms import has_tangent as has_tangent
+from equipoise._core._transforms import in_forward_mode as in_forward_mode
 from equipoise._core._transforms import in_transform as in_transform
 from equipoise._core._transforms import is_batched as is_batched
 from equipoise._core._value_checks import check_stochastic as check_stochastic

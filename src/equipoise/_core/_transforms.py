@@ -33,11 +33,14 @@ def _is_batched(x: Tensor) -> bool:
     return False
 
 
+def in_forward_mode() -> bool:
+    """Tells whether forward-mode differentiation is at work around the caller."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+
+
 def has_tangent(*tensors: Tensor | None) -> bool:
     """Tells whether any of the tensors is differentiated in forward mode (`torch.func.jvp`, `jacfwd`, `hessian`)."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # pyright: ignore[reportPrivateUsage]
-        return False
-    return any(_has_tangent(x) for x in tensors if x is not None)
+    return in_forward_mode() and any(_has_tangent(x) for x in tensors if x is not None)
 
 
 def _has_tangent(x: Tensor) -> bool:
