@@ -81,9 +81,11 @@ from equipoise._core._transforms import has_tangent as has_tangent
 from equipoise._core._transforms import in_forward_mode as in_forward_mode
 from equipoise._core._transforms import in_transform as in_transform
 from equipoise._core._transforms import is_batched as is_batched
+from equipoise._core._value_checks import check_log_p as check_log_p
 from equipoise._core._value_checks import check_stochastic as check_stochastic
 from equipoise._core._value_checks import check_temperature as check_temperature
 from equipoise._core._value_checks import checked_choice as checked_choice
+from equipoise._core._value_checks import checked_log_p as checked_log_p
 from equipoise._core._value_checks import checked_log_ratio as checked_log_ratio
 from equipoise._core._value_checks import checked_slots as checked_slots
 from equipoise._core._value_checks import checked_temperature as checked_temperature

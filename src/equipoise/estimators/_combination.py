@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_draws, check_eps, check_option
+from equipoise._core import check_draws, check_eps, check_option, checked_log_p
 from equipoise.estimators._protocol import Noise, draw_noise
 from equipoise.estimators._weights import per_expert, probability_ratio
 from equipoise.sampling import Sample
@@ -148,4 +148,6 @@ class Combination:
             how["eps"] = self.eps if eps is None else eps
         s = self.sampler(log_p, noise, sinkhorn_first=sinkhorn_first, **how)
         weight = self.correction(s)
-        return s, weight * probability_ratio(log_p, s) if importance else weight
+        if importance:
+            return s, weight * probability_ratio(log_p, s)
+        return s, checked_log_p(log_p, mask, weight)

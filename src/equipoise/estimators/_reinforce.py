@@ -8,7 +8,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import check_baseline, check_critic, check_floating, check_not_the_losses, check_shape
+from equipoise._core import (
+    check_baseline,
+    check_critic,
+    check_floating,
+    check_not_the_losses,
+    check_shape,
+    checked_log_p,
+    is_batched,
+)
 from equipoise.estimators._weights import importance_weight
 from equipoise.sampling import Sample
 
@@ -78,7 +86,7 @@ def reinforce(
     check_rows(log_p, s, losses, weight)
     if critic is not None:
         check_critic(critic, log_p.shape)
-    weight = importance_weight(log_p, s) if weight is None else weight.detach()
+    weight = checked_weight(log_p, s, weight)
     active = active_rows(s, weight)
     with torch.no_grad():
         advantage = losses - _per_row(baseline, losses)
@@ -91,6 +99,13 @@ def reinforce(
         expected = _expectation(log_p, critic.detach(), s.mask)
         terms = terms + (expected - expected.detach())
     return mean_over_rows(terms, s)
+
+
+def checked_weight(
+    log_p: Float[Tensor, "*batch n k"], s: Sample, weight: Float[Tensor, "*batch n"] | None
+) -> Float[Tensor, "*batch n"]:
+    """Returns the weights, detached: importance weights if none are given. Requires log_p to be what it says."""
+    return importance_weight(log_p, s) if weight is None else checked_log_p(log_p, s.mask, weight.detach())
 
 
 def _expectation(log_p: Tensor, critic: Tensor, mask: Tensor | None) -> Float[Tensor, "*batch n"]:
@@ -107,7 +122,8 @@ def active_rows(s: Sample, weight: Float[Tensor, "*batch n"]) -> Bool[Tensor, "*
     """
     active = s.kept & (weight != 0)
     # On the CPU a look at the values is free, and cutting nothing out takes a third of the time of the estimate.
-    if active.device.type == "cpu" and not torch.compiler.is_compiling() and bool(active.all()):
+    visible = active.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(active)
+    if visible and bool(active.all()):
         return None
     return active
 

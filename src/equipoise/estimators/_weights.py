@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_shape, check_stochastic, checked_log_ratio
+from equipoise._core import check_shape, check_stochastic, checked_log_p, checked_log_ratio
 from equipoise.sampling import Sample
 
 
@@ -58,7 +58,7 @@ def probability_ratio(log_p: Float[Tensor, "*batch n k"], s: Sample) -> Float[Te
     if isinstance(s.deterministic, bool):
         check_stochastic(s.deterministic)
     deterministic = None if isinstance(s.deterministic, bool) else s.deterministic
-    log_p_z, log_q_z = s.at_z(log_p.detach()), s.at_z(s.log_q)
+    log_p_z, log_q_z = checked_log_p(log_p, s.mask, s.at_z(log_p.detach())), s.at_z(s.log_q)
     return checked_log_ratio(log_p_z.to(log_q_z.dtype), log_q_z, deterministic).exp()
 
 
