@@ -63,6 +63,8 @@ from equipoise._core._nn_checks import check_target as check_target
 from equipoise._core._nn_checks import check_top_k as check_top_k
 from equipoise._core._nn_checks import check_unused as check_unused
 from equipoise._core._nn_checks import check_weighable as check_weighable
+from equipoise._core._records import Record as Record
+from equipoise._core._records import compact_repr as compact_repr
 from equipoise._core._surrogate_checks import check_captured as check_captured
 from equipoise._core._surrogate_checks import check_critic_graph as check_critic_graph
 from equipoise._core._surrogate_checks import check_critic_use as check_critic_use

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_fraction, check_rows_independent, check_several_draws, check_shape
+from equipoise._core import check_fraction, check_rows_independent, check_several_draws, check_shape, compact_repr
 from equipoise.sampling import Sample
 
 # Keeps 0 / 0 from being NaN where nothing was kept.
@@ -78,6 +78,10 @@ class EMABaseline:
         check_fraction("decay", decay)
         self.decay = decay
         self.value: Tensor = torch.zeros(tuple(shape))
+
+    def __repr__(self) -> str:
+        """Shows the settings, and the average."""
+        return compact_repr(self, decay=self.decay, value=self.value)
 
     def update(self, losses: Float[Tensor, "*batch n"], s: Sample) -> None:
         """Takes in the losses of a batch, after its estimate has read `value`.

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from equipoise.nn._grouped import Grouped
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Weights:
     """The parameters of all experts, stacked: y = activation(x up^T + up_bias) down^T + down_bias.
 

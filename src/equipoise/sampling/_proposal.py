@@ -31,7 +31,7 @@ from equipoise.ops import largest, log_softmax
 _PRICE_TOLERANCE = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Flat:
     """The second component of a mixture: with probability eps a row draws from logits that make it indifferent.
 
@@ -50,7 +50,7 @@ class Flat:
     drawn: Bool[Tensor, "..."]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
     """The distribution that each row would draw from if it were alone.
 
