@@ -53,14 +53,19 @@ def reinforce(
     Unbiased when: the weights are (see `importance_weight`) and b for row i does not depend on z_i. Under skip and
     Gumbel-Matching the other rows' experts depend on z_i, so a baseline that sees the rest of the batch is biased
     there; statistics of past batches are always fine. The same holds for row i of the critic, which may differ by
-    expert but may not have seen which one was drawn: predict first, fit afterwards. Only the losses themselves are
-    recognised as a baseline and refused; what was computed from them cannot be told from what was not.
+    expert but may not have seen which one was drawn: predict first, fit afterwards.
+
+    Not detected: a baseline that was computed from the losses of this batch, such as `losses.mean()`. A tensor does not
+    tell what it was computed from, so only the losses themselves are recognised and refused. Under a capacity such a
+    baseline is **biased**, without a warning. `leave_one_out_baseline` knows the sample and refuses there;
+    `equipoise audit --baseline leave-one-out` measures the bias.
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
         s: the sample.
         losses: f(x_i, z_i), with or without gradient. For a loss that rows share, expand it.
-        baseline: b: a number, one for each problem [...] or one for each row [..., n].
+        baseline: b: a number, one for each problem [...] or one for each row [..., n]; not a mean over this batch, see
+            above.
         weight: w; None is `importance_weight(log_p, s)`.
         critic: c, finite, for example from a `RegressionCritic`; None for none. With it, and b on top, b should be what
             the critic leaves: 0 if it predicts well.
