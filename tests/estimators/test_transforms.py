@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from equipoise import (
+    STRATEGIES,
+    Noise,
     Sample,
     draw_gumbel,
     gate,
@@ -77,6 +79,24 @@ def test_vmap_is_a_loop(sampler: str, kind: str) -> None:
         torch.testing.assert_close(found, loop)
 
 
+@pytest.mark.parametrize("name", ["sample", "skip-iw-mix", "gm-iw", "gm-iw-mix", "gm-iw-avg-mix"])
+def test_options_of_strategies_are_mapped_over_too(name: str) -> None:
+    strategy, logits = STRATEGIES[name], problem(BATCH)[0]
+    log_p, temperature = logits.log_softmax(-1), torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
+    mask, eps = torch.arange(N) < torch.tensor([[N], [5], [4], [5]]), temperature / 10
+    noise = strategy.draw_noise(logits.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    parts = {field: getattr(noise, field) for field in ("gumbel", "priority", "coin", "pick")}
+    parts = {field: x for field, x in parts.items() if x is not None}
+
+    def draw(log_p: Tensor, parts: dict, temperature: Tensor, mask: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
+        option = {"eps": eps} if strategy.mixes else {}
+        s, weight = strategy.draw(log_p, Noise(**parts), temperature=temperature, mask=mask, **option)
+        return s.z, weight
+
+    arguments = (log_p, parts, temperature, mask, eps)
+    torch.testing.assert_close(torch.vmap(draw)(*arguments), draw(*arguments))
+
+
 def test_baselines_and_critics_are_mapped_over_too() -> None:
     logits, gumbel, _, losses = problem(BATCH)
 
@@ -97,3 +117,5 @@ def test_meta_device_tells_shapes(sampler: str) -> None:
     s = SAMPLERS[sampler](logits, gumbel, priority)
     assert (s.z.shape, s.log_q.shape, s.log_q.device.type) == ((BATCH, N), (BATCH, N, K), "meta")
     assert reinforce(logits.log_softmax(-1), s, losses).shape == (BATCH,)
+    temperature = torch.ones(BATCH, device="meta")
+    assert sample_independent(logits, gumbel, temperature=temperature).z.shape == (BATCH, N)

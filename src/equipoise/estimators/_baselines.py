@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Baselines: what to subtract from the losses so that the score-function term varies less.
 
-A baseline for row i may not depend on z_i. Under skip and Gumbel-Matching the other rows' experts do depend on z_i, so a
-mean over the batch is biased there. `reinforce` cannot see how a baseline was computed: use the functions of this file,
-which know the sample, or statistics of past batches.
+A baseline for row i may not depend on z_i. Under skip and Gumbel-Matching the other rows' experts do depend on z_i, so
+a mean over the batch is biased there. `reinforce` cannot see how a baseline was computed: use the functions of this
+file, which know the sample, or statistics of past batches.
 
 Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 """
