@@ -121,7 +121,10 @@ def test_a_weight_that_no_float_can_hold_is_refused(log_p: Tensor) -> None:
     message = r"importance weights must be finite, got log\(p/q\) = .* at row \d+ of problem .*: raise the temperature"
     with pytest.raises(ValueError, match=message):
         strategy.draw(log_p, noise, temperature=1e-6)
-    _, weight = strategy.draw(log_p, noise, temperature=1e-6, importance=False)
+    s, weight = strategy.draw(log_p, noise, temperature=1e-6, importance=False)
+    with pytest.raises(ValueError, match=message):
+        importance_weight(log_p, s)
+    assert float(probability_ratio(log_p, s).max()) == torch.inf  # for callers who look for themselves
     assert bool(weight.isfinite().all())
 
 
@@ -134,5 +137,5 @@ def test_log_p_must_have_the_shape_of_the_sample(log_p: Tensor, gumbel: Tensor) 
 
 def test_ratio_is_a_well_formed_operator() -> None:
     x = torch.tensor([-1.0, -2.0])
-    torch.library.opcheck(checked_log_ratio, (x, x, None))
-    torch.library.opcheck(checked_log_ratio, (x, x, torch.tensor([False])))
+    torch.library.opcheck(checked_log_ratio, (x, x, None, True))
+    torch.library.opcheck(checked_log_ratio, (x, x, torch.tensor([False]), False))

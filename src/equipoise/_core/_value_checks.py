@@ -103,13 +103,14 @@ def _(capacity: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("equipoise::checked_log_ratio", mutates_args=())
-def checked_log_ratio(log_p_z: Tensor, log_q_z: Tensor, deterministic: Tensor | None) -> Tensor:
-    """Computes log p - log q at the sampled experts, requiring that they could be sampled, and that p/q is finite.
+def checked_log_ratio(log_p_z: Tensor, log_q_z: Tensor, deterministic: Tensor | None, finite: bool) -> Tensor:
+    """Computes log p - log q at the sampled experts, requiring that they could be sampled.
 
     Args:
         log_p_z: router log-probability of each row's expert [..., n]; at most 0, and 0 where nothing is to be checked.
         log_q_z: log-probability under the proposal [..., n]; above -inf.
         deterministic: the problems without noise, bool, or None when there is none.
+        finite: whether p/q has to be a number that the dtype can hold.
     """
     if deterministic is not None and bool(deterministic.any()):
         raise ValueError(_DETERMINISTIC)
@@ -127,7 +128,7 @@ def checked_log_ratio(log_p_z: Tensor, log_q_z: Tensor, deterministic: Tensor | 
         )
     log_ratio = log_p_z - log_q_z
     largest = math.log(torch.finfo(log_ratio.dtype).max)
-    if log_ratio.numel() and not bool(log_ratio.amax() <= largest):
+    if finite and log_ratio.numel() and not bool(log_ratio.amax() <= largest):
         bad = ~(log_ratio <= largest)
         raise ValueError(
             f"importance weights must be finite, got log(p/q) = {float(log_ratio[bad][0]):.4g} at {row_name(bad)}, "
@@ -137,7 +138,12 @@ def checked_log_ratio(log_p_z: Tensor, log_q_z: Tensor, deterministic: Tensor | 
 
 
 @checked_log_ratio.register_fake
-def _(log_p_z: Tensor, log_q_z: Tensor, deterministic: Tensor | None) -> Tensor:  # pyright: ignore[reportUnusedParameter]
+def _(
+    log_p_z: Tensor,
+    log_q_z: Tensor,
+    deterministic: Tensor | None,  # pyright: ignore[reportUnusedParameter]
+    finite: bool,  # pyright: ignore[reportUnusedParameter]
+) -> Tensor:
     return torch.empty_like(log_p_z - log_q_z)
 
 

@@ -154,5 +154,5 @@ class Combination:
         s = self.sampler(log_p, noise, sinkhorn_first=sinkhorn_first, **how)
         weight = self.correction(s)
         if importance:
-            return s, weight * probability_ratio(log_p, s)
+            return s, weight * probability_ratio(log_p, s, finite=True)
         return s, checked_log_p(log_p, mask, weight)
