@@ -39,6 +39,39 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "Assignment",
+    "Balanced",
+    "ConvergenceWarning",
+    "EMABaseline",
+    "Noise",
+    "PAPER_STRATEGIES",
+    "RegressionCritic",
+    "STRATEGIES",
+    "Sample",
+    "Strategy",
+    "__version__",
+    "assign",
+    "conditional_values",
+    "draw_gumbel",
+    "draws_baseline",
+    "gate",
+    "gated_loss",
+    "get_strategy",
+    "importance_weight",
+    "load_balance_loss",
+    "marginal_entropy_loss",
+    "nn",
+    "reinforce",
+    "sample_averaged",
+    "sample_gumbel_matching",
+    "sample_independent",
+    "sample_rounds",
+    "sample_skip",
+    "sinkhorn",
+    "z_loss",
+]
+
 
 def __getattr__(name: str) -> ModuleType:
     """Imports `equipoise.nn` when it is first asked for: who needs only a solver does not wait for layers."""
@@ -48,5 +81,5 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    """Lists what there is, imported or not."""
-    return sorted({*globals(), "nn"})
+    """Lists the public names, imported or not."""
+    return sorted(__all__)

@@ -43,6 +43,9 @@ def seen_by(transform: Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor],
         (lambda f: torch.vmap(torch.func.grad(f)), (True, True, False)),
         (lambda f: torch.func.grad(lambda x: torch.vmap(f)(x).sum()), (True, True, False)),
         (lambda f: lambda x: torch.func.jvp(f, (x,), (x,))[1], (True, False, True)),
+        (lambda f: lambda x: torch.func.jvp(torch.vmap(f), (x,), (x,))[1], (True, True, True)),
+        (lambda f: lambda x: torch.func.jvp(lambda y: f(y.detach()), (x,), (x,))[1], (True, False, False)),
+        (lambda f: torch.func.hessian(lambda x: f(x.detach())), (True, False, False)),
     ],
 )
 def test_transforms_are_told_apart(transform: Callable, expected: Outcome) -> None:

@@ -6,10 +6,9 @@ either stops with words about its own parts, or goes on without a derivative. Th
 Each is one look at a global number where no transform is active.
 """
 
-from collections.abc import Iterator, Sequence
-
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.autograd import forward_ad
 
 _functorch = torch._C._functorch  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
@@ -22,29 +21,40 @@ def in_transform() -> bool:
 
 def is_batched(*tensors: Tensor | None) -> bool:
     """Tells whether `torch.vmap` maps over any of the tensors; shapes then lack a dimension, and values are hidden."""
-    return in_transform() and any(_functorch.is_batchedtensor(level) for level in _levels(tensors))
+    return in_transform() and any(_is_batched(x) for x in tensors if x is not None)
 
 
-def _levels(tensors: Sequence[Tensor | None]) -> Iterator[Tensor]:
-    """Yields the tensors, and what is inside of them: transforms nest."""
-    for x in tensors:
-        level = x
-        while level is not None:
-            yield level
-            wrapped = _functorch.is_functorch_wrapped_tensor(level)
-            level = _functorch.get_unwrapped(level) if wrapped else None
+def _is_batched(x: Tensor) -> bool:
+    """Looks at every level: transforms nest."""
+    while _functorch.is_functorch_wrapped_tensor(x):
+        if _functorch.is_batchedtensor(x):
+            return True
+        x = _functorch.get_unwrapped(x)
+    return False
+
+
+def in_forward_mode() -> bool:
+    """Tells whether forward-mode differentiation is at work around the caller."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
 
 
 def has_tangent(*tensors: Tensor | None) -> bool:
     """Tells whether any of the tensors is differentiated in forward mode (`torch.func.jvp`, `jacfwd`, `hessian`)."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # pyright: ignore[reportPrivateUsage]
-        return False
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
-        return True
-    stack = _functorch.get_interpreter_stack() or []
-    # The tangent of an outer transform does not show at the inner ones, but the wrapper of its level does.
-    jvp = {transform.level() for transform in stack if transform.key() == _functorch.TransformType.Jvp}
-    return any(_functorch.maybe_get_level(level) in jvp for level in _levels(tensors))
+    return in_forward_mode() and any(_has_tangent(x) for x in tensors if x is not None)
+
+
+def _has_tangent(x: Tensor) -> bool:
+    """Looks at every level: the tangent of an outer transform does not show within the inner ones."""
+    innermost = _functorch.peek_interpreter_stack()
+    if innermost is None or innermost.key() == _functorch.TransformType.Jvp:
+        if forward_ad.unpack_dual(x).tangent is not None:
+            return True
+        if innermost is None:
+            return False
+    if _functorch.maybe_get_level(x) == innermost.level():
+        x = _functorch.get_unwrapped(x)
+    with temporarily_pop_interpreter_stack():
+        return _has_tangent(x)
 
 
 def check_not_batched(name: str, *tensors: Tensor | None, remedy: str) -> None:

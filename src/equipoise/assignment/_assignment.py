@@ -7,9 +7,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils import _pytree  # pyright: ignore[reportPrivateUsage]
 
+from equipoise._core import Record, compact_repr
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Assignment(Record):
     """A balanced assignment of n rows to k experts, with its certificate.
 
     Attributes:
@@ -32,6 +34,12 @@ class Assignment:
     value: Float[Tensor, "*batch"]
     prices: Float[Tensor, "*batch k"]
     gap: Float[Tensor, "*batch"]
+
+    def __repr__(self) -> str:
+        """Shows the sizes, and how good it is."""
+        *batch, n = self.z.shape
+        sizes = {"batch": batch or None, "n": n, "k": self.counts.shape[-1]}
+        return compact_repr(self, **sizes, value=self.value, gap=self.gap)
 
 
 # So that torch.vmap may return one.

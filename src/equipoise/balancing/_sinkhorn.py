@@ -16,7 +16,7 @@ from equipoise._core import (
     check_positive,
     check_same_device,
 )
-from equipoise.balancing._operator import balance
+from equipoise.balancing._operator import transformable_balance
 from equipoise.balancing._problem import count_rows
 from equipoise.balancing._result import Balanced
 
@@ -94,5 +94,5 @@ def sinkhorn(
         if isinstance(capacity, Tensor):
             check_same_device("capacity", capacity, "logits", logits)
         target = check_capacity(capacity, batch, n, k, mask, logits.device).double()
-    log_p, prices, converged, iterations, error = balance(logits, mask, target, tolerance, max_iterations)
+    log_p, prices, converged, iterations, error = transformable_balance(logits, mask, target, tolerance, max_iterations)
     return Balanced(log_p=log_p, prices=prices, converged=converged, iterations=iterations, error=error)
