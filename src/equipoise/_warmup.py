@@ -11,8 +11,9 @@ from equipoise.balancing import sinkhorn
 from equipoise.sampling import sample_gumbel_matching
 
 _SEED = 0
-# Sizes on either side of where the solver changes its ways: all at once, one call, block by block.
-_SMALL, _MEDIUM, _LARGE = (32, 4), (2048, 8), (16_384, 8)
+# Sizes on either side of where the solver changes its ways: all at once, one call, block by block. With more experts
+# than a list of candidates has room for.
+_SMALL, _MEDIUM, _LARGE = (32, 4), (2048, 16), (16_384, 16)
 
 
 def warmup(
