@@ -5,6 +5,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from equipoise._warmup import warmup as warmup
 from equipoise.assignment import Assignment as Assignment
 from equipoise.assignment import assign as assign
 from equipoise.assignment import conditional_values as conditional_values

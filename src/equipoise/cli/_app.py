@@ -18,6 +18,7 @@ from equipoise.cli._bench_layer import layer as bench_layer
 from equipoise.cli._bench_sinkhorn import sinkhorn as bench_sinkhorn
 from equipoise.cli._compare import compare
 from equipoise.cli._reproduce import reproduce
+from equipoise.cli._warmup import warmup
 
 _HELP = """Exact balanced assignment for sparse mixtures of experts.
 
@@ -87,6 +88,7 @@ def _fail(message: str) -> NoReturn:
 app.command("reproduce")(reproduce)
 app.command("audit")(audit)
 app.command("compare")(compare)
+app.command("warmup")(warmup)
 bench.command("assign")(bench_assign)
 bench.command("layer")(bench_layer)
 bench.command("sinkhorn")(bench_sinkhorn)
