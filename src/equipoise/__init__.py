@@ -36,6 +36,7 @@ from equipoise.sampling import sample_rounds as sample_rounds
 from equipoise.sampling import sample_skip as sample_skip
 
 if TYPE_CHECKING:
+    from equipoise import audit as audit
     from equipoise import nn as nn
 
 __version__ = "0.1.0"
@@ -53,6 +54,7 @@ __all__ = [
     "Strategy",
     "__version__",
     "assign",
+    "audit",
     "conditional_values",
     "draw_gumbel",
     "draws_baseline",
@@ -70,14 +72,15 @@ __all__ = [
     "sample_rounds",
     "sample_skip",
     "sinkhorn",
+    "warmup",
     "z_loss",
 ]
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Imports `equipoise.nn` when it is first asked for: who needs only a solver does not wait for layers."""
-    if name == "nn":
-        return importlib.import_module("equipoise.nn")
+    """Imports `nn` and `audit` when they are first asked for: who needs only a solver does not wait for layers."""
+    if name in ("audit", "nn"):
+        return importlib.import_module(f"equipoise.{name}")
     raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.experiments.bench._families import draw_scores
+from support.families import draw_scores
 
 METHODS = ["primal-dual", "cycle-cancelling", "auction"]
 FIELDS = ("z", "counts", "capacity", "mask", "value", "prices", "gap")

@@ -11,12 +11,13 @@ import pytest
 
 import equipoise as eq
 
-ROOT = Path(eq.__file__).parent
+SOURCES = Path(eq.__file__).parents[1]
 
 
 def public_packages() -> list[str]:
-    """Every package below ours that has an __init__ and no private part in its name; found without importing any."""
-    folders = sorted(path.parent.relative_to(ROOT.parent) for path in ROOT.rglob("__init__.py"))
+    """Every package of ours that has an __init__ and no private part in its name; found without importing any."""
+    inits = (path for name in ("equipoise", "equipoise_lab") for path in (SOURCES / name).rglob("__init__.py"))
+    folders = sorted(path.parent.relative_to(SOURCES) for path in inits)
     return [".".join(folder.parts) for folder in folders if not any(part.startswith("_") for part in folder.parts)]
 
 

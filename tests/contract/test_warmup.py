@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from equipoise.cli import app
 from typer.testing import CliRunner
 
 import equipoise as eq
-from equipoise.cli import app
 
 # Both in one process: what the second part needs and the first did not bring is what `warmup` lacks.
 MISSING = """

@@ -59,6 +59,7 @@ from equipoise._core._nn_checks import check_priceable as check_priceable
 from equipoise._core._nn_checks import check_rounds as check_rounds
 from equipoise._core._nn_checks import check_router_size as check_router_size
 from equipoise._core._nn_checks import check_rows_like as check_rows_like
+from equipoise._core._nn_checks import check_seed as check_seed
 from equipoise._core._nn_checks import check_share as check_share
 from equipoise._core._nn_checks import check_target as check_target
 from equipoise._core._nn_checks import check_top_k as check_top_k
