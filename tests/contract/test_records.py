@@ -26,7 +26,7 @@ def tensor_dataclasses() -> list[type]:
     """Every dataclass of the library, public or not, that holds a tensor."""
     found: set[type] = set()
     for module in pkgutil.walk_packages(eq.__path__, "equipoise."):
-        if not module.name.startswith(("equipoise.cli", "equipoise.experiments", "equipoise.assignment._")):
+        if not module.name.startswith(("equipoise.__main__", "equipoise.assignment._")):
             values = vars(importlib.import_module(module.name)).values()
             found |= {x for x in values if isinstance(x, type) and dataclasses.is_dataclass(x)}
     return sorted((x for x in found if x.__module__.startswith("equipoise") and holds_a_tensor(x)), key=str)
