@@ -27,3 +27,28 @@ from equipoise.audit._statistics import Judgement as Judgement
 from equipoise.audit._statistics import Tails as Tails
 from equipoise.audit._statistics import Verdict as Verdict
 from equipoise.audit._statistics import judge as judge
+
+__all__ = [
+    "AuditResult",
+    "BASELINES",
+    "CONFIDENCE",
+    "Collector",
+    "Conditions",
+    "Control",
+    "DRAWS",
+    "Evidence",
+    "FALSE_ALARM",
+    "Finding",
+    "GROUPS",
+    "Judgement",
+    "NoBaseline",
+    "POWER",
+    "Problem",
+    "TOLERANCE",
+    "Tails",
+    "Verdict",
+    "audit",
+    "check_strategy",
+    "draw_problem",
+    "judge",
+]

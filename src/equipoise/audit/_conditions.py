@@ -75,7 +75,7 @@ class Conditions:
         return math.ceil((self.capacity_factor or 1.0) * self.n / self.k)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Problem:
     """A router and a loss for each pair, both standard normal (the router times the sharpness), in float64.
 

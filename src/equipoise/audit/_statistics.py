@@ -36,7 +36,7 @@ TOLERANCE = 0.1
 Verdict = Literal["unbiased", "biased", "undecided"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tails:
     """What a batch of draws says about draws that were possible and did not happen.
 
@@ -49,7 +49,7 @@ class Tails:
     reach: Float[Tensor, " m"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
     """What N draws of a random vector say about its mean.
 
@@ -120,7 +120,7 @@ class Collector:
         return Evidence(self._draws, self._exact, self._exact + shift, variance, self._reach)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Judgement:
     """The outcome of the test.
 

@@ -14,7 +14,7 @@ from equipoise.audit._conditions import Problem
 from equipoise.audit._statistics import Tails
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Subtracted:
     """What an estimate subtracts from the losses.
 

@@ -16,6 +16,7 @@ from equipoise_lab.cli import _bench
 from equipoise_lab.cli._audit import audit
 from equipoise_lab.cli._compare import compare
 from equipoise_lab.cli._reproduce import reproduce
+from equipoise_lab.cli._warmup import warmup
 
 _HELP = """Exact balanced assignment for sparse mixtures of experts.
 
@@ -92,6 +93,7 @@ def _fail(message: str) -> NoReturn:
 app.command("reproduce")(reproduce)
 app.command("audit")(audit)
 app.command("compare")(compare)
+app.command("warmup")(warmup)
 bench.command("assign")(_bench.assign)
 bench.command("layer")(_bench.layer)
 bench.command("sinkhorn")(_bench.sinkhorn)

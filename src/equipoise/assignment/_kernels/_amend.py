@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from equipoise._core._jit import jit
 from equipoise.assignment._kernels._choices import Choices, Scores, first, room_for_choices
 from equipoise.assignment._kernels._collect import collect, new_listing
+from equipoise.assignment._kernels._pair import largest
 from equipoise.assignment._kernels._pricing import exact_best_offer
 
 Ints = NDArray[np.int32]
@@ -102,12 +103,18 @@ def open_doors(
     excess = 0
     for j in range(k):
         excess += max(0, loads[j] - capacity[j]) if inside[j] else 0
-    finite = np.sort(costs[costs < np.inf])
-    if finite.shape[0] == 0:
+    finite, count = np.empty(n), 0
+    for i in range(n):
+        if costs[i] < np.inf:
+            finite[count] = costs[i]
+            count += 1
+    if count == 0:
         return choices, 0
-    most = finite[min(finite.shape[0] - 1, DOORS * (excess + DOORS))]
-    listed, opened = choices.rows.shape[0], 0
-    more = room_for_choices(scores, listed + np.sum(costs <= most))
+    most = largest(finite[:count], max(1, count - DOORS * (excess + DOORS)))
+    listed, opened, adding = choices.rows.shape[0], 0, 0
+    for i in range(n):
+        adding += costs[i] <= most
+    more = room_for_choices(scores, listed + adding)
     for a in range(listed):
         i, width = choices.rows[a], choices.width[a]
         more.rows[a], more.cols[a], more.vals[a], more.width[a] = i, choices.cols[a], choices.vals[a], width

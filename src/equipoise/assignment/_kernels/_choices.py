@@ -44,10 +44,12 @@ class Choices(NamedTuple):
 def all_choices(scores: Scores, mask: Flags) -> Choices:
     """Every expert for every row, without a copy of the scores."""
     n, k = scores.shape
-    width = np.empty(n, np.int32)
+    rows, cols, width = np.empty(n, np.int32), np.empty((1, k), np.int32), np.empty(n, np.int32)
     for i in range(n):
-        width[i] = k if mask[i] else 0
-    return Choices(np.arange(n).astype(np.int32), np.arange(k).astype(np.int32).reshape(1, k), scores, width, True)
+        rows[i], width[i] = i, k if mask[i] else 0
+    for j in range(k):
+        cols[0, j] = j
+    return Choices(rows, cols, scores, width, True)
 
 
 @jit

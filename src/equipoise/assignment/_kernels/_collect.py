@@ -316,7 +316,9 @@ def collect(
     k = scores.shape[1]
     offers, found = np.empty(k, scores.dtype), np.empty(k + 1, np.int32)
     prices = listing.prices
-    radii = (listing.radius * 0.5 ** np.arange(7)).astype(scores.dtype)
+    radii = np.empty(7, scores.dtype)
+    for halvings in range(7):
+        radii[halvings] = listing.radius * 0.5**halvings
     rows, cols, vals, width = choices.rows, choices.cols, choices.vals, choices.width
     room = cols.shape[1]
     chunk = new_chunk(min(CHUNK_ROWS, stop - start), k)

@@ -188,13 +188,16 @@ def newton_step(
         else:
             fix(matrix, j)
     system = system_of_free(matrix, free)
-    wanted = conjugate_gradients(system, np.where(free, right, 0.0))
+    wanted = conjugate_gradients(system, right * free)
     step = bounded_step(matrix, right, prices, free, wanted) if slack else wanted
     longest = step.max() - step.min()
     if longest > limit:
         step, longest = limited(wanted, system, hessian, free, target, anchor, limit, ALONE * mu)
         if slack:
-            step = bounded_step(matrix, np.where(free, matrix @ step, -np.inf), prices, free, step)
+            _times(matrix, step, right)
+            for j in range(k):
+                right[j] = right[j] if free[j] else -np.inf
+            step = bounded_step(matrix, right, prices, free, step)
     for j in range(k):
         if prices[j] < np.inf:
             prices[j] += max(-FURTHEST * mu, min(FURTHEST * mu, step[j]))
@@ -238,7 +241,8 @@ def bounded_step(matrix: Floats, right: Floats, prices: Floats, free: NDArray[np
             if not free[j]:
                 rest[j] = -prices[j] if prices[j] < np.inf else 0.0
         step = conjugate_gradients(system_of_free(matrix, free), rest)
-        step = np.where(free, step, rest)  # exactly, where the solution is known
+        for j in range(k):
+            step[j] = step[j] if free[j] else rest[j]  # exactly, where the solution is known
     return step
 
 
@@ -421,7 +425,9 @@ def conjugate_gradients(matrix: Floats, right: Floats) -> Floats:
     k = right.shape[0]
     x = np.zeros(k)
     residual = right.copy()
-    inverse = 1.0 / np.diag(matrix)
+    inverse = np.empty(k)
+    for j in range(k):
+        inverse[j] = 1.0 / matrix[j, j]
     z = inverse * residual
     direction = z.copy()
     image = np.empty(k)

@@ -169,7 +169,7 @@ def refine(
     k = prices.shape[0]
     rows = settled.sum() + choices.rows.shape[0]
     target = target * (1.0 / stride if slack else rows / target.sum())
-    before, last, counts = prices.copy(), prices.copy(), np.empty(k)
+    before, last, counts, lowest = prices.copy(), prices.copy(), np.empty(k), np.empty(k)
     least, length, stays = np.inf, np.inf, 0
     for _ in range(MOST_STEPS):
         demand, hessian = settled.copy(), np.zeros((k, k))
@@ -191,7 +191,8 @@ def refine(
         if SETTLED * mu < radius:
             choices = narrow(choices, prices, SETTLED * mu, settled, z, counts)
             # A price that the next step may take to 0 need not be the right one.
-            lowest = np.maximum(prices - STEP * mu, 0.0)
+            for j in range(k):
+                lowest[j] = max(prices[j] - STEP * mu, 0.0)
             excess = imbalance(counts, target, lowest, slack)
             # Chains need rows to choose from, of which narrowing must not leave too few.
             if excess <= goal or choices.rows.shape[0] < ROWS_TO_CHOOSE * excess or mu < radius / 8192:
