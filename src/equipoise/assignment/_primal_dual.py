@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default solver on the CPU: exact, and about as fast as an argmax.
+"""The default solver on the CPU: settle, solve what is left, prove.
 
-The order of work for one problem, each part a compiled kernel (`_kernels`):
+The order of work for one large problem, each part a compiled kernel (`_kernels`):
 
-1. prices from samples of the rows, coarse to fine (`coarse_prices`), or from a warm start; where few rows say too
-   little, from all of them (`all_prices`);
-2. one pass over the matrix that settles most rows and lists what the others could still choose (`collect`);
-3. Newton steps on the smoothed dual over those choices (`refine`), then exact shortest chains of moves (`exact_flow`).
-   Where none leads from an overfull expert to one with room, rows get a choice that does (`open_doors`);
-4. the proof, in float64: rows that step 2 settled have no better offer unless prices moved far since, and the others
-   are priced entry by entry (`price_rows`). A row with a better offer among what step 2 left out gets it back
-   (`reinstate`), and the exact part of step 3 runs again. When there is no such row, no row could do better at these
-   prices: primal and dual values agree.
+1. Prices (`_smoothing.py`): equal ones or those of a warm start if a sample of the rows accepts them (`survey`); else
+   from Newton steps on the sample.
+2. Settle (`collect`): one pass over the matrix. A row whose K-th best offer leads the next by more than the radius is
+   settled. The rest are contested, with the few candidates within the radius.
+3. Solve (`descend`, `exact_flow`): Newton steps on the contested rows, then exact shortest chains of moves.
+4. Prove: if no two prices have moved apart by more than the radius since the pass, no settled row has a better offer, and
+   contested rows sit at their best candidates. Otherwise the pass is repeated at the prices found, and 3 runs again.
 
-Small problems skip to the exact part with every expert a candidate of every row. `docs/assignment.md` has the
-derivation. Legend: b problems, n rows, k experts.
+Small problems go to step 3 with every expert a candidate of every row. `docs/assignment.md` has the derivation. Legend: b
+problems, n rows, k experts, K experts a row.
 """
 
 import math
@@ -28,52 +26,182 @@ from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
 from equipoise.assignment._infeasible import check_start, illegal_scores, no_room
-from equipoise.assignment._kernels import (
-    _amend,
-    _choices,
-    _collect,
-    _descent,
-    _flow,
-    _pricing,
-    _samples,
-    _smoothing,
-    _solve,
-)
+from equipoise.assignment._kernels import _books, _contested, _flow, _small, _smoothing
 
 Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 Ints = NDArray[np.int32]
 
 # Below this many entries, or rows for each expert, the passes that save work on a large problem cost more than it has.
-DIRECT_ENTRIES = 8192
-DIRECT_ROWS_PER_EXPERT = 4
+SMALL_ENTRIES, SMALL_ROWS = 8192, 4
 BLOCK_ROWS = 8192
-# Experts that share no rows with others within the radius, or only within these parts of it, are found in this order.
-GROUP_REACHES = np.array([1, 1 / 8, 1 / 64])
-# Where prices were hard to find, the last lists of candidates reach so many of the last mu.
-CHAIN_REACH = 64.0
+# Rows of a sample for each expert, and at least.
+SAMPLE_ROWS, LEAST_SAMPLE = 16, 1024
+# The radius, in standard deviations of what a sample of so many rows leaves unknown of the prices.
+RADIUS = 2.0
+# The part of a sample whose leads tell how many rows are nearly tied.
+NEAR = 0.1
 
 
-def primal_dual(
-    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Solves a batch of assignment problems exactly.
+class Lists(NamedTuple):
+    rows: Ints
+    need: Ints
+    first: Counts
+    cols: Ints
+    vals: Matrix
 
-    Args:
-        scores: float32 or float64 [..., n, k] on the CPU.
-        capacity: int64 [..., k]; or None for ceil(rows that are not masked / k).
-        mask: bool [..., n] or None.
-        prices: floating [..., k] to start from, or None.
 
-    Returns:
-        z and counts, int64, with z = k for masked rows; capacity and mask, of its own; value, prices and gap, float64.
+@dataclass
+class _Problem:
+    scores: Matrix
+    mask: NDArray[np.bool_]
+    capacity: Counts
+    prices: Floats
+    z: Ints
+    index: int
+    parallel: bool
+    log: list = field(default_factory=list)
 
-    Raises:
-        ValueError: capacities or prices that do not fit; a score is NaN or +inf, or the -inf leave no assignment.
-    """
+    def __post_init__(self):
+        self.rows = int(self.mask.sum())
+        self.top_k = self.z.shape[1]
+        self.free = float(self.capacity.sum() - self.top_k * self.rows)
+        self.closed = self.capacity == 0
+        self.target = self.capacity.astype(np.float64)
+
+    def solve(self, warm: bool):
+        n, k = self.scores.shape
+        radius = self.start(self.prices.copy() if warm else None)
+        for round in range(10):
+            if round >= 8:
+                radius = np.full(k, np.inf)
+            lists, settled, leads = self.collect(radius)
+            everything = np.isinf(radius).all()
+            if not everything and radius.mean() > 0:
+                mu, excess, deviation = self.descend(lists, settled, 1, radius.mean() / 6, k / 2)
+                if round < 5 and excess > n / 8 + k:
+                    radius = np.maximum(RADIUS * deviation, 4 * radius)
+                    continue
+            held = np.empty(int(lists.first[-1]), np.bool_)
+            room = self.capacity - settled
+            stuck, chains = _flow.exact_flow(lists.need, lists.first, lists.cols, lists.vals, room, self.prices, held, 1 << 62)
+            self.log.append(f"flow m={len(lists.rows)} nnz={lists.first[-1]} stuck={stuck} chains={chains}")
+            if stuck >= 0:
+                if everything:
+                    raise no_room(self.scores, self.mask, self.capacity, self.z[:, 0], stuck, self.index)
+                radius = radius * 4 if radius.max() > 0 else np.full(k, np.inf)
+                continue
+            if everything or _books.settled_for_sure(leads, self.prices):
+                value, gap, ok = self.finish(lists, held)
+                if ok or everything:
+                    return value, gap
+            self.log.append("not proved")
+            radius = radius * 2 if radius.max() > 0 else np.full(k, np.inf)
+        raise AssertionError
+
+    def finish(self, lists, held):
+        k = len(self.prices)
+        counts = np.empty(k, np.int64)
+        _books.take_held(lists.rows, lists.need, lists.first, lists.cols, held, self.z)
+        _books.count_all(self.z, counts)
+        _books.rest_prices(self.prices, counts, self.capacity)
+        value, largest = _books.total_value(self.scores, self.z, self.prices)
+        gap, most = _books.missed(self.scores, lists.rows, self.z, self.prices)
+        _books.close_prices(self.scores, self.z, self.capacity, self.prices)
+        return value, gap, gap <= 1e-10 * max(abs(value), largest)
+
+    def descend(self, lists, settled, stride, mu, goal, most=_smoothing.MOST_STEPS):
+        before = self.prices.copy()
+        deviation = np.empty(len(before))
+        mu, excess, steps = _smoothing.descend(
+            lists.need.copy(), lists.first.copy(), lists.cols.copy(), lists.vals.copy(), settled.astype(np.float64),
+            self.target / stride, self.free / stride, self.prices, mu, mu * 1e-6, goal, most, deviation)
+        self.log.append(f"  newton stride={stride} m={len(lists.rows)} nnz={lists.first[-1]} steps={steps} excess={excess:.1f} mu={mu:.3g} drift={self.drift(before):.4g} dev={np.median(deviation):.3g},{deviation.max():.3g}")
+        return mu, excess, deviation
+
+    def drift(self, listed):
+        open_ = ~self.closed
+        change = self.prices[open_] - listed[open_]
+        return float(change.max() - change.min()) if len(change) else 0.0
+
+    def survey(self, prices, stride):
+        n, k = self.scores.shape
+        counts = np.empty(k)
+        asked = _contested.survey(self.scores, self.mask, prices.astype(self.scores.dtype), stride, self.top_k, counts)
+        target = self.target * (asked / self.rows)
+        over = np.maximum(counts - target, 0).sum()
+        if self.free > 0:
+            over = max(over, (np.maximum(target - counts, 0) * (prices > 0)).sum())
+        chance = 0.4 * math.sqrt(asked * self.top_k * k) + 0.9 * math.sqrt(asked * self.top_k)
+        self.log.append(f"survey asked={asked} over={over:.1f} chance={chance:.1f}")
+        return over <= chance
+
+    def start(self, given):
+        n, k = self.scores.shape
+        stride = max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE))
+        self.prices[:] = np.where(self.closed, np.inf, 0.0)
+        good = self.survey(self.prices, stride)
+        if not good and given is not None:
+            given[self.closed] = np.inf
+            given -= given.min()
+            good = self.survey(given, stride)
+            if good:
+                self.prices[:] = given
+        mu = _contested.mean_spread(self.scores, self.mask, self.prices.astype(self.scores.dtype), max(1, n // 64)) / 4
+        if mu == 0:
+            return np.zeros(k)
+        if good:
+            lists, settled, _ = self.collect(np.full(k, 3 * mu / 4), stride)
+            _, _, deviation = self.descend(lists, settled, stride, mu / 4, 0, 0)
+            return RADIUS * deviation
+        _smoothing.open_with_sinkhorn(self.scores, self.mask, stride, self.top_k, self.target / stride, self.free / stride, self.prices, mu, 3)
+        mu /= 4
+        radius = np.full(k, 3 * mu)
+        while True:
+            lists, settled, _ = self.collect(radius, stride)
+            _, _, deviation = self.descend(lists, settled, stride, mu, 0.25 * math.sqrt(k * self.rows / stride))
+            radius = RADIUS * deviation
+            if stride < 16: return radius
+            stride //= 4
+            mu = radius.mean() / 6
+
+    def collect(self, radius, stride=1):
+        n, k = self.scores.shape
+        kind = self.scores.dtype
+        with np.errstate(invalid="ignore"):
+            low = np.where(self.closed, np.inf, self.prices - radius).astype(kind)
+            high = np.where(self.closed, np.inf, self.prices + radius).astype(kind)
+        if np.isinf(radius).all(): low, high = np.where(self.closed, np.inf, -np.finfo(kind).max/4).astype(kind), np.where(self.closed, np.inf, 0).astype(kind)
+        def work(start, stop):
+            size = -(-(stop - start) // stride)
+            settled = np.zeros(k, np.int64)
+            rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
+            cols, vals = np.empty(size * k, np.int32), np.empty(size * k, self.scores.dtype)
+            leads = np.full((k, k), np.inf, kind)
+            m, illegal = _contested.collect(self.scores, self.mask, low, high, start, stop, stride, self.z, settled, rows, need, first, cols, vals, leads)
+            e = first[m]
+            return (rows[:m], need[:m], first[: m + 1], cols[:e], vals[:e]), settled, leads, illegal
+        blocks = cut(n, BLOCK_ROWS * stride)
+        parts = run_blocks(work, blocks) if self.parallel else [work(*b) for b in blocks]
+        for _, _, _, illegal in parts:
+            if illegal >= 0:
+                raise illegal_scores(self.scores, self.capacity, illegal, self.index)
+        settled = sum(p[1] for p in parts)
+        leads = parts[0][2] if len(parts) == 1 else np.minimum.reduce([p[2] for p in parts])
+        if len(parts) == 1:
+            return Lists(*parts[0][0]), settled, leads
+        first = [parts[0][0][2]]
+        for p in parts[1:]:
+            first.append(p[0][2][1:] + first[-1][-1])
+        cat = [np.concatenate([p[0][t] for p in parts]) for t in (0, 1, 3, 4)]
+        return Lists(cat[0], cat[1], np.concatenate(first), cat[2], cat[3]), settled, leads
+
+
+def primal_dual(scores, capacity, mask, prices, top_k=None, log=None):
     *batch, n, k = scores.shape
     b = math.prod(batch)
-    # In NumPy from here on: reshaping, say, costs a tenth of what it does in torch, and there is a lot of it.
+    kk = 1 if top_k is None else top_k
     s = np.ascontiguousarray(scores.numpy()).reshape(b, n, k)
     rows = np.empty((b, n), np.bool_)
     rows[:] = True if mask is None else mask.numpy().reshape(b, n)
@@ -81,318 +209,32 @@ def primal_dual(
     if capacity is not None:
         c[:] = capacity.numpy().reshape(b, k)
     else:
-        c[:] = -(-n // k) if mask is None else -(-rows.sum(1, keepdims=True) // k)
-    p = np.zeros((b, k)) if prices is None else _own_copy(prices).reshape(b, k)
-    if not _solve.can_start(c, rows, mask is not None, p):
-        check_start(c.reshape(*batch, k), np.asarray(rows.reshape(*batch, n).sum(-1)), p)
-    z = np.empty((b, n), np.int32)
+        c[:] = -(-kk * n // k) if mask is None else -(-kk * rows.sum(1, keepdims=True) // k)
+    p = np.zeros((b, k)) if prices is None else prices.double().numpy().copy().reshape(b, k)
+    check_start(c.reshape(*batch, k), kk * np.asarray(rows.reshape(*batch, n).sum(-1)), p)
+    z = np.empty((b, n, kk), np.int32)
     value, gap = np.zeros(b), np.zeros(b)
-    if k == 2 or n * k <= DIRECT_ENTRIES or n <= DIRECT_ROWS_PER_EXPERT * k:
-        _solve_directly(s, rows, c, p, z, value, gap)
+    if k == 2 or n * k <= SMALL_ENTRIES or n <= SMALL_ROWS * k:
+        status = np.empty(b, np.int32)
+        def small(start, stop):
+            _small.solve_small(s, rows, c, start, stop, p, z, value, gap, status)
+        run_blocks(small, cut(b, max(1, BLOCK_ROWS * 4 // (n * k + 1))))
+        for i in np.flatnonzero(status >= 0)[:1]:
+            if status[i] < n:
+                raise illegal_scores(s[i], c[i], int(status[i]), int(i))
+            raise no_room(s[i], rows[i], c[i], z[i, :, 0], int(status[i]) - n, int(i))
     else:
         parallel = b < torch.get_num_threads()
-
-        def solve(start: int, stop: int) -> None:
+        def solve(start, stop):
             for i in range(start, stop):
                 problem = _Problem(s[i], rows[i], c[i], p[i], z[i], i, parallel)
+                if log is not None: problem.log = log
                 value[i], gap[i] = problem.solve(warm=prices is not None)
-
         _ = solve(0, b) if parallel or b == 1 else run_blocks(solve, cut(b, 1))
-    z_out, counts = np.empty((b, n), np.int64), np.zeros((b, k), np.int64)
-    _pricing.close_books(z, c, p, z_out, counts, gap)
-    return (
-        torch.from_numpy(z_out.reshape(*batch, n)),
-        torch.from_numpy(counts.reshape(*batch, k)),
-        torch.from_numpy(c.reshape(*batch, k)),
-        torch.from_numpy(rows.reshape(*batch, n)),
-        torch.from_numpy(value.reshape(batch)),
-        torch.from_numpy(p.reshape(*batch, k)),
-        torch.from_numpy(gap.reshape(batch)),
-    )
-
-
-def _own_copy(prices: Tensor) -> Floats:
-    # Most are float64 already; to have torch find that out takes as long as the copy.
-    return (prices if prices.dtype is torch.float64 else prices.double()).numpy().copy()
-
-
-def _solve_directly(
-    s: Matrix, rows: NDArray[np.bool_], c: NDArray[np.int64], p: Floats, z: Ints, value: Floats, gap: Floats
-) -> None:
-    b, n, k = s.shape
-    status = np.empty(b, np.int32)
-
-    def solve(start: int, stop: int) -> None:
-        _solve.solve_direct(s, rows, c, start, stop, p, z, value, gap, status)
-
-    run_blocks(solve, cut(b, max(1, BLOCK_ROWS * 4 // (n * k + 1))))
-    for i in np.flatnonzero(status >= 0)[:1]:
-        if status[i] < n:
-            raise illegal_scores(s[i], c[i], int(status[i]), int(i))
-        raise no_room(s[i], rows[i], c[i], z[i], int(status[i]) - n, int(i))
-
-
-class _Start(NamedTuple):
-    """Where the exact part begins: rows with a choice, rows without, how far candidates are, what counts as tied."""
-
-    choices: _choices.Choices
-    settled: Floats
-    radius: float
-    slop: float
-
-
-@dataclass
-class _Problem:
-    """One large problem on its way to a solution; prices and z are changed in place.
-
-    `listing` is what the last pass that collected choices found out about the rows.
-    """
-
-    scores: Matrix
-    mask: NDArray[np.bool_]
-    capacity: NDArray[np.int64]
-    prices: Floats
-    z: Ints
-    index: int
-    parallel: bool
-    listing: _collect.Listing = field(init=False)
-
-    @property
-    def slack(self) -> bool:
-        """Whether slots will be left."""
-        return bool(self.capacity.sum() > self.mask.sum())
-
-    def solve(self, warm: bool) -> tuple[float, float]:
-        """Returns the value and the sum of the rows' regrets."""
-        try:
-            return self._solve_from_lists(warm)
-        except OverflowError:  # in float64 there is room for what float32 allows; beyond it, lists are done without
-            if self.scores.dtype == np.float32:
-                self.scores = self.scores.astype(np.float64)
-                return self._solve_cold()
-            self.prices[:] = 0.0
-            _solve.close_experts(self.capacity, self.prices)
-            return self._solve_with_all_choices()[:2]
-
-    def _solve_from_lists(self, warm: bool) -> tuple[float, float]:
-        """Raises OverflowError if an offer is beyond what the scores' precision can express."""
-        if len(self.z) <= BLOCK_ROWS:
-            solved, value, regret, mu, kept = _solve.solve_usual(
-                self.scores, self.mask, self.capacity, warm, self.prices, self.z
-            )
-            if solved:
-                return value, regret
-            start = None
-        else:
-            start, mu, kept = self._start_from_samples(warm)
-        if start is None and kept and mu == 0:  # else the start was forgotten before these prices were found
-            return self._solve_cold()
-        if start is None:
-            slack = self.slack
-            radius, tied = self._all_prices(mu, slack)
-            if tied:
-                self._refuse_illegal_rows()
-                value, regret, wrong = self._solve_with_all_choices(slop=radius)
-                if len(wrong) == 0:
-                    return value, regret
-            start = self._start_from_all_rows(slack, radius)
-        value, regret, wrong = self._finish_widening(start)
-        if warm and len(wrong) > 0:  # a start so far off that rounding swallowed the scores
-            return self._solve_cold()
-        return value, regret
-
-    def _solve_cold(self) -> tuple[float, float]:
-        """Once more without a warm start that led nowhere."""
-        self.prices[:] = 0.0
-        return self.solve(warm=False)
-
-    def _start_from_samples(self, warm: bool) -> tuple[_Start | None, float, bool]:
-        """The usual case, in blocks of rows.
-
-        Returns:
-            None where samples are not enough; the mu they led to, if they did; and whether a warm start's prices are in
-            use.
-        """
-        n, k = self.scores.shape
-        target = self.capacity.astype(np.float64)
-        slack, radius = _solve.prepare(self.scores, self.mask, self.capacity, target, warm, self.prices)
-        kept = warm and radius < 0
-        if radius < 0:
-            radius, mu = _solve.coarse_prices(self.scores, self.mask, target, slack, warm, self.prices, self.z)
-            if mu > 0:
-                return None, mu, kept
-        choices, settled, excess, _ = self._refine(radius, _solve.FIRST_MU * radius, target, slack, _solve.goal_of(k))
-        start = _Start(choices, settled, radius, 0.0) if _solve.near_balance(excess, n, k) else None
-        return start, 0.0, kept
-
-    def _start_from_all_rows(self, slack: bool, radius: float) -> _Start:
-        """Lists of candidates within a radius of prices that are good already."""
-        target, goal, before = self.capacity.astype(np.float64), _solve.goal_of(len(self.prices)), self.prices.copy()
-        choices, settled, excess, mu = self._refine(radius, radius / _descent.LIST_REACH, target, slack, goal)
-        for reach in radius * GROUP_REACHES:
-            if 0 <= excess <= goal:
-                break
-            # What is left may be between experts that share no rows at a small mu.
-            if excess < 0:
-                self._return_to(before)
-            choices, settled = self._collect(reach)
-            mu = reach / _descent.REACH
-            if _solve.shift_listed_groups(self.scores, self.mask, choices, settled, target, slack, mu, self.prices):
-                radius, before = reach, self.prices.copy()
-                choices, settled, excess, mu = self._refine(reach, mu, target, slack, goal)
-        if excess < 0:
-            self._return_to(before)
-        else:  # every chain of moves may be long here, and needs rows to choose from at each of its links
-            radius = min(radius, CHAIN_REACH * mu)
-        choices, settled = self._collect(radius)
-        largest = float(np.max(self.prices, where=np.isfinite(self.prices), initial=0.0))
-        return _Start(choices, settled, radius, 1e-12 * (radius + largest))
-
-    def _all_prices(self, mu: float, slack: bool) -> tuple[float, bool]:
-        """Prices from all rows, from those of a sample (where it led to mu) or from none.
-
-        Returns:
-            The radius for candidates, and whether rows are tied between more experts than a list has room for.
-        """
-        n, k = self.scores.shape
-        target = self.capacity.astype(np.float64)
-        if mu == 0:
-            self.prices[:] = 0.0
-            _solve.close_experts(self.capacity, self.prices)
-            mu, spread = _solve.first_prices(self.scores, self.mask, target, slack, self.prices)
-            if not spread > 0:
-                return 0.0, True
-        else:  # of scores, not of offers: these differ by next to nothing where all rows are alike
-            equal = np.where(np.isinf(self.prices), np.inf, 0.0)
-            spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), equal)
-        stride, least = _samples.coarse_stride(n, k), _solve.LEAST_MU * spread
-        return _descent.all_prices(self.scores, self.mask, stride, target, slack, self.prices, mu, least)
-
-    def _finish_widening(self, start: _Start) -> tuple[float, float, Ints]:
-        """The exact part; with candidates from further away where they turn out too few, in the end with all."""
-        choices, settled, radius, slop = start
-        prices = self.prices.copy()
-        for _ in range(2):
-            result = self._finish(choices, settled, radius, slop)
-            if result is not None:
-                return *result, np.empty(0, np.int32)
-            radius *= 8
-            if self._crowded(radius):
-                break
-            self.prices[:] = prices
-            choices, settled = self._collect(radius)
-        self._return_to(prices)
-        return self._solve_with_all_choices()
-
-    def _crowded(self, radius: float) -> bool:
-        return _descent.crowd(self.scores, self.mask, self.prices, radius) > _descent.MANY_CANDIDATES
-
-    def _return_to(self, prices: Floats) -> None:
-        """Takes earlier prices back if they are nearer to balance: a search among too few candidates leads astray."""
-        target, slack = self.capacity.astype(np.float64), self.slack
-        now = _samples.held_out(self.scores, self.mask, 1, target, slack, self.prices)
-        if _samples.held_out(self.scores, self.mask, 1, target, slack, prices) < now:
-            self.prices[:] = prices
-
-    def _refuse_illegal_rows(self) -> None:
-        row = _solve.illegal_row(self.scores, self.mask, self.capacity)
-        if row >= 0:
-            raise illegal_scores(self.scores, self.capacity, row, self.index)
-
-    def _refine(
-        self, radius: float, mu: float, target: Floats, slack: bool, goal: float
-    ) -> tuple[_choices.Choices, Floats, float, float]:
-        """Collects choices and refines prices, again if they move out of the radius; the rest is `_solve.refine`'s."""
-        choices, settled = self._collect(radius)
-        excess, last = 0.0, mu
-        for _ in range(_solve.MOST_DRIFTS if radius > 0 else 0):
-            choices, excess, last = _solve.refine(
-                choices, settled, target, slack, 1, radius, mu, goal, self.prices, self.z
-            )
-            if excess != _solve.DRIFTED:
-                break
-            choices, settled = self._collect(radius)
-        return choices, settled, excess, last
-
-    def _collect(self, radius: float) -> tuple[_choices.Choices, Floats]:
-        n, k = self.scores.shape
-        choices = _choices.room_for_choices(self.scores, n)
-        self.listing = _collect.new_listing(self.scores, self.prices, radius)
-
-        def collect(start: int, stop: int) -> tuple[int, int, Floats]:
-            settled = np.zeros(k)
-            m, illegal = _collect.collect(
-                self.scores, self.mask, self.listing, start, stop, 1, choices, start, settled, self.z
-            )
-            return m, illegal, settled
-
-        blocks = self._blocks()
-        found = run_blocks(collect, blocks) if self.parallel else [collect(*block) for block in blocks]
-        for _, illegal, _ in found:
-            if illegal >= 0:
-                self._refuse_illegal_rows()
-                raise OverflowError  # the row is legal, but scores less prices are not finite
-        sizes = np.array([m for m, _, _ in found])
-        _choices.close_ranks(choices, np.array([start for start, _ in blocks]), sizes)
-        return _choices.first(choices, sizes.sum()), np.sum([settled for _, _, settled in found], axis=0)
-
-    def _finish(
-        self, choices: _choices.Choices, settled: Floats, radius: float, slop: float
-    ) -> tuple[float, float] | None:
-        """Exact flow on the choices until no row has a better offer elsewhere.
-
-        Returns:
-            Value and regret; or None if too many rows want what is not among their choices.
-        """
-        distance, seated = np.empty(len(self.prices)), 0
-        for _ in range(_solve.MOST_ROUNDS):
-            stuck = _flow.exact_flow(choices, settled, self.capacity, self.prices, self.z, slop, seated, distance)
-            if stuck >= 0:
-                choices, opened = _amend.open_doors(
-                    self.scores, self.capacity, self.prices, distance, choices, settled, self.z
-                )
-                if opened == 0:
-                    raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
-                seated = len(choices.rows)
-                _collect.enlist(self.listing, choices.rows)
-                continue
-            value, regret, wrong = self._price()
-            if len(wrong) == 0:
-                return value, regret
-            if len(wrong) > len(self.z) // 32:
-                return None
-            choices, seated = _amend.reinstate(
-                self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z
-            )
-            _collect.enlist(self.listing, wrong)
-        return None
-
-    def _price(self) -> tuple[float, float, Ints]:
-        """Value, sum of regrets, and the rows that have a better offer, which are none if that sum is rounding."""
-        _pricing.final_prices(self.z, self.capacity, self.prices)
-        wrong = np.empty(len(self.z), np.int32)
-
-        def price(start: int, stop: int) -> tuple[float, float, float, int]:
-            return _pricing.price_rows(self.scores, self.z, self.prices, self.listing, start, stop, wrong)
-
-        blocks = self._blocks()
-        parts = run_blocks(price, blocks) if self.parallel else [price(*block) for block in blocks]
-        value, regret = sum(part[0] for part in parts), sum(part[1] for part in parts)
-        largest = max(part[2] for part in parts)
-        if regret <= _solve.ENOUGH * max(abs(value), largest):
-            _pricing.finite_prices(self.scores, self.z, self.prices)
-            return value, regret, wrong[:0]
-        found = [wrong[start : start + part[3]] for (start, _), part in zip(blocks, parts, strict=True)]
-        return value, regret, np.concatenate(found)
-
-    def _solve_with_all_choices(self, slop: float = 0.0) -> tuple[float, float, Ints]:
-        choices = _choices.all_choices(self.scores, self.mask)
-        self.listing = _collect.all_listed(self.scores)
-        k = len(self.prices)
-        stuck = _flow.exact_flow(choices, np.zeros(k), self.capacity, self.prices, self.z, slop, 0, np.empty(k))
-        if stuck >= 0:
-            raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
-        return self._price()
-
-    def _blocks(self) -> list[tuple[int, int]]:
-        return cut(len(self.z), BLOCK_ROWS)
+    counts = np.zeros((b, k), np.int64)
+    for i in range(b):
+        _books.count_all(z[i], counts[i])
+    zz = z.astype(np.int64)
+    zz[zz < 0] = k
+    shape = (*batch, n) if top_k is None else (*batch, n, kk)
+    return tuple(map(torch.from_numpy, (zz.reshape(shape), counts.reshape(*batch, k), c.reshape(*batch, k), rows.reshape(*batch, n), value.reshape(batch), p.reshape(*batch, k), gap.reshape(batch))))
