@@ -35,7 +35,7 @@ def check_start(capacity: NDArray[np.int64], rows: NDArray[np.int64], prices: ND
         raise ValueError("prices must be finite, got a NaN or an infinity: pass an earlier Assignment's .prices")
 
 
-def illegal_scores(scores: Matrix, capacity: NDArray[np.int64], row: int, problem: int) -> ValueError:
+def illegal_scores(scores: Matrix, capacity: NDArray[np.int64], top_k: int, row: int, problem: int) -> ValueError:
     """The error for a row that holds a NaN or +inf, or may go nowhere."""
     where = f"row {row}" if problem == 0 else f"row {row} of problem {problem}"
     if np.isnan(scores[row]).any():

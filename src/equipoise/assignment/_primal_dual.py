@@ -3,20 +3,23 @@
 
 The order of work for one large problem, each part a compiled kernel (`_kernels`):
 
-1. Prices (`_smoothing.py`): equal ones or those of a warm start if a sample of the rows accepts them (`survey`); else
-   from Newton steps on the sample.
-2. Settle (`collect`): one pass over the matrix. A row whose K-th best offer leads the next by more than the radius is
-   settled. The rest are contested, with the few candidates within the radius.
-3. Solve (`descend`, `exact_flow`): Newton steps on the contested rows, then exact shortest chains of moves.
-4. Prove: if no two prices have moved apart by more than the radius since the pass, no settled row has a better offer, and
-   contested rows sit at their best candidates. Otherwise the pass is repeated at the prices found, and 3 runs again.
+1. Prices (`_smoothing.py`). Equal ones if a sample of the rows accepts them, those of a warm start if it accepts those,
+   else Newton steps on the sample; then on four times as many rows, and so on.
+2. Settle (`_contested.py`). One pass over the matrix. A row whose K-th best offer leads the next by more than prices can
+   still move is settled. The rest are contested, with the few candidates that are near.
+3. Solve. Newton steps on the contested rows (`_smoothing.py`), then exact shortest chains of moves (`_flow.py`).
+4. Prove (`_books.py`). No settled row has a better offer if its lead covers the difference of the final prices; the
+   least lead for each pair of experts was noted in the pass. Contested rows are read once more. If a row has a better
+   offer, step 2 is repeated at the prices found, with a larger radius.
 
-Small problems go to step 3 with every expert a candidate of every row. `docs/assignment.md` has the derivation. Legend: b
-problems, n rows, k experts, K experts a row.
+Where rows come in clusters or scores have a low rank, a sample tells too little. Then Newton's method runs over all rows
+with all their experts, from much smoothing to little, before step 2.
+
+Small problems go to step 3 at once, with every expert a candidate of every row. `docs/assignment.md` has the derivation.
+Legend: b problems, n rows, k experts, K experts a row, m contested rows.
 """
 
 import math
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,19 +35,33 @@ Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Ints = NDArray[np.int32]
+Flags = NDArray[np.bool_]
 
 # Below this many entries, or rows for each expert, the passes that save work on a large problem cost more than it has.
 SMALL_ENTRIES, SMALL_ROWS = 8192, 4
+# Rows that one thread reads at a time; results do not depend on it.
 BLOCK_ROWS = 8192
-# Rows of a sample for each expert, and at least.
-SAMPLE_ROWS, LEAST_SAMPLE = 16, 1024
-# The radius, in standard deviations of what a sample of so many rows leaves unknown of the prices.
+# Rows of the first sample, for each expert and at least; each next sample has four times as many.
+SAMPLE_ROWS, LEAST_SAMPLE, FINER = 16, 1024, 4
+# How far a price may still move, in standard deviations of what the rows that were asked leave unknown of it.
 RADIUS = 2.0
-# The part of a sample whose leads tell how many rows are nearly tied.
-NEAR = 0.1
+# Smoothing, as a part of the radius of the candidates: what is further away has next to no share.
+FIRST_MU = 1 / 6
+# Passes over the matrix after which every expert becomes a candidate of every row.
+MOST_PASSES = 6
 
 
-class Lists(NamedTuple):
+class Contested(NamedTuple):
+    """Rows with a choice: row a takes `need[a]` of the candidates `first[a]:first[a + 1]` of `cols` and `vals`.
+
+    Attributes:
+        rows: [m] where each row stands in the matrix.
+        need: [m] how many of its candidates it takes.
+        first: [m + 1] where its candidates begin.
+        cols: the candidates.
+        vals: their scores.
+    """
+
     rows: Ints
     need: Ints
     first: Counts
@@ -52,156 +69,40 @@ class Lists(NamedTuple):
     vals: Matrix
 
 
-@dataclass
-class _Problem:
-    scores: Matrix
-    mask: NDArray[np.bool_]
-    capacity: Counts
-    prices: Floats
-    z: Ints
-    index: int
-    parallel: bool
-    log: list = field(default_factory=list)
+class Settled(NamedTuple):
+    """What is known of all other rows.
 
-    def __post_init__(self):
-        self.rows = int(self.mask.sum())
-        self.top_k = self.z.shape[1]
-        self.free = float(self.capacity.sum() - self.top_k * self.rows)
-        self.closed = self.capacity == 0
-        self.target = self.capacity.astype(np.float64)
+    Attributes:
+        counts: [k] how many rows each expert has for certain.
+        leads: [k, k] the least `s_ij - s_it` over settled rows that hold j and not t.
+    """
 
-    def solve(self, warm: bool):
-        n, k = self.scores.shape
-        radius = self.start(self.prices.copy() if warm else None)
-        for round in range(10):
-            if round >= 8:
-                radius = np.full(k, np.inf)
-            lists, settled, leads = self.collect(radius)
-            everything = np.isinf(radius).all()
-            if not everything and radius.mean() > 0:
-                mu, excess, deviation = self.descend(lists, settled, 1, radius.mean() / 6, k / 2)
-                if round < 5 and excess > n / 8 + k:
-                    radius = np.maximum(RADIUS * deviation, 4 * radius)
-                    continue
-            held = np.empty(int(lists.first[-1]), np.bool_)
-            room = self.capacity - settled
-            stuck, chains = _flow.exact_flow(lists.need, lists.first, lists.cols, lists.vals, room, self.prices, held, 1 << 62)
-            self.log.append(f"flow m={len(lists.rows)} nnz={lists.first[-1]} stuck={stuck} chains={chains}")
-            if stuck >= 0:
-                if everything:
-                    raise no_room(self.scores, self.mask, self.capacity, self.z[:, 0], stuck, self.index)
-                radius = radius * 4 if radius.max() > 0 else np.full(k, np.inf)
-                continue
-            if everything or _books.settled_for_sure(leads, self.prices):
-                value, gap, ok = self.finish(lists, held)
-                if ok or everything:
-                    return value, gap
-            self.log.append("not proved")
-            radius = radius * 2 if radius.max() > 0 else np.full(k, np.inf)
-        raise AssertionError
-
-    def finish(self, lists, held):
-        k = len(self.prices)
-        counts = np.empty(k, np.int64)
-        _books.take_held(lists.rows, lists.need, lists.first, lists.cols, held, self.z)
-        _books.count_all(self.z, counts)
-        _books.rest_prices(self.prices, counts, self.capacity)
-        value, largest = _books.total_value(self.scores, self.z, self.prices)
-        gap, most = _books.missed(self.scores, lists.rows, self.z, self.prices)
-        _books.close_prices(self.scores, self.z, self.capacity, self.prices)
-        return value, gap, gap <= 1e-10 * max(abs(value), largest)
-
-    def descend(self, lists, settled, stride, mu, goal, most=_smoothing.MOST_STEPS):
-        before = self.prices.copy()
-        deviation = np.empty(len(before))
-        mu, excess, steps = _smoothing.descend(
-            lists.need.copy(), lists.first.copy(), lists.cols.copy(), lists.vals.copy(), settled.astype(np.float64),
-            self.target / stride, self.free / stride, self.prices, mu, mu * 1e-6, goal, most, deviation)
-        self.log.append(f"  newton stride={stride} m={len(lists.rows)} nnz={lists.first[-1]} steps={steps} excess={excess:.1f} mu={mu:.3g} drift={self.drift(before):.4g} dev={np.median(deviation):.3g},{deviation.max():.3g}")
-        return mu, excess, deviation
-
-    def drift(self, listed):
-        open_ = ~self.closed
-        change = self.prices[open_] - listed[open_]
-        return float(change.max() - change.min()) if len(change) else 0.0
-
-    def survey(self, prices, stride):
-        n, k = self.scores.shape
-        counts = np.empty(k)
-        asked = _contested.survey(self.scores, self.mask, prices.astype(self.scores.dtype), stride, self.top_k, counts)
-        target = self.target * (asked / self.rows)
-        over = np.maximum(counts - target, 0).sum()
-        if self.free > 0:
-            over = max(over, (np.maximum(target - counts, 0) * (prices > 0)).sum())
-        chance = 0.4 * math.sqrt(asked * self.top_k * k) + 0.9 * math.sqrt(asked * self.top_k)
-        self.log.append(f"survey asked={asked} over={over:.1f} chance={chance:.1f}")
-        return over <= chance
-
-    def start(self, given):
-        n, k = self.scores.shape
-        stride = max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE))
-        self.prices[:] = np.where(self.closed, np.inf, 0.0)
-        good = self.survey(self.prices, stride)
-        if not good and given is not None:
-            given[self.closed] = np.inf
-            given -= given.min()
-            good = self.survey(given, stride)
-            if good:
-                self.prices[:] = given
-        mu = _contested.mean_spread(self.scores, self.mask, self.prices.astype(self.scores.dtype), max(1, n // 64)) / 4
-        if mu == 0:
-            return np.zeros(k)
-        if good:
-            lists, settled, _ = self.collect(np.full(k, 3 * mu / 4), stride)
-            _, _, deviation = self.descend(lists, settled, stride, mu / 4, 0, 0)
-            return RADIUS * deviation
-        _smoothing.open_with_sinkhorn(self.scores, self.mask, stride, self.top_k, self.target / stride, self.free / stride, self.prices, mu, 3)
-        mu /= 4
-        radius = np.full(k, 3 * mu)
-        while True:
-            lists, settled, _ = self.collect(radius, stride)
-            _, _, deviation = self.descend(lists, settled, stride, mu, 0.25 * math.sqrt(k * self.rows / stride))
-            radius = RADIUS * deviation
-            if stride < 16: return radius
-            stride //= 4
-            mu = radius.mean() / 6
-
-    def collect(self, radius, stride=1):
-        n, k = self.scores.shape
-        kind = self.scores.dtype
-        with np.errstate(invalid="ignore"):
-            low = np.where(self.closed, np.inf, self.prices - radius).astype(kind)
-            high = np.where(self.closed, np.inf, self.prices + radius).astype(kind)
-        if np.isinf(radius).all(): low, high = np.where(self.closed, np.inf, -np.finfo(kind).max/4).astype(kind), np.where(self.closed, np.inf, 0).astype(kind)
-        def work(start, stop):
-            size = -(-(stop - start) // stride)
-            settled = np.zeros(k, np.int64)
-            rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
-            cols, vals = np.empty(size * k, np.int32), np.empty(size * k, self.scores.dtype)
-            leads = np.full((k, k), np.inf, kind)
-            m, illegal = _contested.collect(self.scores, self.mask, low, high, start, stop, stride, self.z, settled, rows, need, first, cols, vals, leads)
-            e = first[m]
-            return (rows[:m], need[:m], first[: m + 1], cols[:e], vals[:e]), settled, leads, illegal
-        blocks = cut(n, BLOCK_ROWS * stride)
-        parts = run_blocks(work, blocks) if self.parallel else [work(*b) for b in blocks]
-        for _, _, _, illegal in parts:
-            if illegal >= 0:
-                raise illegal_scores(self.scores, self.capacity, illegal, self.index)
-        settled = sum(p[1] for p in parts)
-        leads = parts[0][2] if len(parts) == 1 else np.minimum.reduce([p[2] for p in parts])
-        if len(parts) == 1:
-            return Lists(*parts[0][0]), settled, leads
-        first = [parts[0][0][2]]
-        for p in parts[1:]:
-            first.append(p[0][2][1:] + first[-1][-1])
-        cat = [np.concatenate([p[0][t] for p in parts]) for t in (0, 1, 3, 4)]
-        return Lists(cat[0], cat[1], np.concatenate(first), cat[2], cat[3]), settled, leads
+    counts: Counts
+    leads: Matrix
 
 
-def primal_dual(scores, capacity, mask, prices, top_k=None, log=None):
+def primal_dual(
+    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, top_k: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Solves a batch of assignment problems exactly.
+
+    Args:
+        scores: float32 or float64 [..., n, k] on the CPU.
+        capacity: int64 [..., k]; or None for ceil(K * rows that are not masked / k).
+        mask: bool [..., n] or None.
+        prices: floating [..., k] to start from, or None.
+        top_k: K, or None for one expert a row.
+
+    Returns:
+        z and counts, int64, with z = k for masked rows, [..., n] or [..., n, K]; capacity and mask, of its own; value,
+        prices and gap, float64.
+
+    Raises:
+        ValueError: capacities or prices that do not fit; a score is NaN or +inf, or the -inf leave no assignment.
+    """
     *batch, n, k = scores.shape
-    b = math.prod(batch)
-    kk = 1 if top_k is None else top_k
+    b, each = math.prod(batch), 1 if top_k is None else top_k
+    # In NumPy from here on: reshaping, say, costs a tenth of what it does in torch, and there is a lot of it.
     s = np.ascontiguousarray(scores.numpy()).reshape(b, n, k)
     rows = np.empty((b, n), np.bool_)
     rows[:] = True if mask is None else mask.numpy().reshape(b, n)
@@ -209,32 +110,274 @@ def primal_dual(scores, capacity, mask, prices, top_k=None, log=None):
     if capacity is not None:
         c[:] = capacity.numpy().reshape(b, k)
     else:
-        c[:] = -(-kk * n // k) if mask is None else -(-kk * rows.sum(1, keepdims=True) // k)
-    p = np.zeros((b, k)) if prices is None else prices.double().numpy().copy().reshape(b, k)
-    check_start(c.reshape(*batch, k), kk * np.asarray(rows.reshape(*batch, n).sum(-1)), p)
-    z = np.empty((b, n, kk), np.int32)
+        c[:] = -(-each * (n if mask is None else rows.sum(1, keepdims=True)) // max(k, 1))
+    p = np.zeros((b, k)) if prices is None else prices.double().numpy().reshape(b, k).copy()
+    if not _books.can_start(c, rows, mask is not None, p, each):
+        check_start(c.reshape(*batch, k), each * np.asarray(rows.reshape(*batch, n).sum(-1)), p)
+    z = np.empty((b, n, each), np.int32)
     value, gap = np.zeros(b), np.zeros(b)
-    if k == 2 or n * k <= SMALL_ENTRIES or n <= SMALL_ROWS * k:
-        status = np.empty(b, np.int32)
-        def small(start, stop):
-            _small.solve_small(s, rows, c, start, stop, p, z, value, gap, status)
-        run_blocks(small, cut(b, max(1, BLOCK_ROWS * 4 // (n * k + 1))))
-        for i in np.flatnonzero(status >= 0)[:1]:
-            if status[i] < n:
-                raise illegal_scores(s[i], c[i], int(status[i]), int(i))
-            raise no_room(s[i], rows[i], c[i], z[i, :, 0], int(status[i]) - n, int(i))
+    if (k == 2 and each == 1) or n * k <= SMALL_ENTRIES or n <= SMALL_ROWS * k:
+        _solve_small(s, rows, c, p, z, value, gap)
     else:
         parallel = b < torch.get_num_threads()
-        def solve(start, stop):
+
+        def solve(start: int, stop: int) -> None:
             for i in range(start, stop):
-                problem = _Problem(s[i], rows[i], c[i], p[i], z[i], i, parallel)
-                if log is not None: problem.log = log
-                value[i], gap[i] = problem.solve(warm=prices is not None)
+                value[i], gap[i] = _Problem(s[i], rows[i], c[i], p[i], z[i], i, parallel).solve(prices is not None)
+
         _ = solve(0, b) if parallel or b == 1 else run_blocks(solve, cut(b, 1))
-    counts = np.zeros((b, k), np.int64)
-    for i in range(b):
-        _books.count_all(z[i], counts[i])
-    zz = z.astype(np.int64)
-    zz[zz < 0] = k
-    shape = (*batch, n) if top_k is None else (*batch, n, kk)
-    return tuple(map(torch.from_numpy, (zz.reshape(shape), counts.reshape(*batch, k), c.reshape(*batch, k), rows.reshape(*batch, n), value.reshape(batch), p.reshape(*batch, k), gap.reshape(batch))))
+    z_out, counts = np.empty((b, n, each), np.int64), np.zeros((b, k), np.int64)
+    _books.close_books(z, c, p, z_out, counts, gap)
+    shape = (*batch, n) if top_k is None else (*batch, n, each)
+    return (
+        torch.from_numpy(z_out.reshape(shape)),
+        torch.from_numpy(counts.reshape(*batch, k)),
+        torch.from_numpy(c.reshape(*batch, k)),
+        torch.from_numpy(rows.reshape(*batch, n)),
+        torch.from_numpy(value.reshape(batch)),
+        torch.from_numpy(p.reshape(*batch, k)),
+        torch.from_numpy(gap.reshape(batch)),
+    )
+
+
+def _solve_small(s: Matrix, rows: Flags, c: Counts, p: Floats, z: Ints, value: Floats, gap: Floats) -> None:
+    b, n, k = s.shape
+    status = np.empty(b, np.int32)
+
+    def solve(start: int, stop: int) -> None:
+        _small.solve_small(s, rows, c, start, stop, p, z, value, gap, status)
+
+    run_blocks(solve, cut(b, max(1, BLOCK_ROWS * 4 // (n * k + 1))))
+    for i in np.flatnonzero(status >= 0)[:1]:
+        if status[i] < n:
+            raise illegal_scores(s[i], c[i], z.shape[2], int(status[i]), int(i))
+        raise no_room(s[i], rows[i], c[i], z[i], int(status[i]) - n, int(i))
+
+
+class _Problem:
+    """One large problem on its way to a solution; prices and z are changed in place.
+
+    `log` tells what was done, for tests and for the curious.
+    """
+
+    def __init__(
+        self, scores: Matrix, mask: Flags, capacity: Counts, prices: Floats, z: Ints, index: int, parallel: bool
+    ) -> None:
+        self.scores, self.mask, self.capacity, self.prices, self.z = scores, mask, capacity, prices, z
+        self.index, self.parallel = index, parallel
+        self.rows, self.top_k = int(mask.sum()), z.shape[1]
+        self.free = float(capacity.sum() - self.top_k * self.rows)
+        self.closed = capacity == 0
+        self.target = capacity.astype(np.float64)
+        self.log: list[str] = []
+
+    def solve(self, warm: bool) -> tuple[float, float]:
+        """Returns the value and the sum of what rows miss."""
+        try:
+            return self._solve(warm)
+        except OverflowError:  # in float64 there is room for what float32 allows; beyond it, lists are done without
+            self.prices[:] = 0.0
+            if self.scores.dtype == np.float32:
+                self.scores = self.scores.astype(np.float64)
+                return self.solve(warm=False)
+            return self._finish(*self._solve_listed(*self._collect(None)))[:2]
+
+    def _solve(self, warm: bool) -> tuple[float, float]:
+        k = len(self.prices)
+        radius, status = self._start(self.prices.copy() if warm else None)
+        tried_all = False
+        for _ in range(MOST_PASSES):
+            if status == _smoothing.FAILED and not tried_all:
+                radius, status = self._descend_over_all()
+                tried_all = True
+            contested, settled = self._collect(radius)
+            if status == _smoothing.REACHED and radius.mean() > 0:
+                status, _, radius_next = self._descend(contested, settled, 1, FIRST_MU * radius.mean(), k / 2)
+                if status == _smoothing.FAILED and not tried_all:
+                    continue
+                status = _smoothing.REACHED
+                radius_next = np.maximum(radius_next, radius)
+            else:
+                radius_next = radius
+            stuck, held = self._flow(contested, settled)
+            if stuck < 0 and _books.settled_for_sure(settled.leads, self.prices):
+                value, gap, proved = self._finish(contested, held)
+                if proved:
+                    return value, gap
+            self.log.append("not proved" if stuck < 0 else "stuck")
+            # Other candidates count at these prices, or more of them.
+            status = _smoothing.TIED if tried_all else status
+            radius = (2 if stuck < 0 else 8) * radius_next
+            if not radius.max() > 0:
+                break
+        return self._finish(*self._solve_listed(*self._collect(None)))[:2]
+
+    def _start(self, given: Floats | None) -> tuple[Floats, int]:
+        """Finds prices from samples.
+
+        Returns:
+            How far each price may still move; and how the last descent ended.
+        """
+        n, k = self.scores.shape
+        stride = max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE))
+        self.prices[:] = np.where(self.closed, np.inf, 0.0)
+        accepted = self._accepts(self.prices, stride)
+        if not accepted and given is not None:
+            given = np.where(self.closed, np.inf, given)
+            given -= given.min()
+            accepted = self._accepts(given, stride)
+            if accepted:
+                self.prices[:] = given
+        mu = self._spread() / 4
+        if not mu < np.inf:
+            raise OverflowError
+        if mu == 0:
+            return np.zeros(k), _smoothing.TIED
+        if not accepted:
+            self._open(stride, mu)
+        mu /= 4
+        radius, status = np.full(k, 3 * mu), _smoothing.REACHED
+        while True:
+            contested, settled = self._collect(radius, stride)
+            goal = math.inf if accepted else 0.25 * math.sqrt(k * self.top_k * self.rows / stride)
+            status, _, radius = self._descend(contested, settled, stride, mu, goal)
+            if stride < 4 * FINER or status != _smoothing.REACHED or accepted:
+                return radius, status
+            stride //= FINER
+            mu = FIRST_MU * radius.mean()
+
+    def _descend_over_all(self) -> tuple[Floats, int]:
+        """Finds prices from all rows with all their experts, from much smoothing to little: slow, and hardly ever fails."""
+        n, k = self.scores.shape
+        self.prices[:] = np.where(self.closed, np.inf, 0.0)
+        mu = self._spread() / 4
+        self._open(max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE)), mu)
+        contested, settled = self._collect(None)
+        status, _, radius = self._descend(contested, settled, 1, mu / 4, k / 2)
+        return radius, _smoothing.TIED if status == _smoothing.FAILED else status
+
+    def _spread(self) -> float:
+        prices = self.prices.astype(self.scores.dtype)
+        return _contested.mean_spread(self.scores, self.mask, prices, max(1, len(self.scores) // 64))
+
+    def _accepts(self, prices: Floats, stride: int) -> bool:
+        """Whether every `stride`-th row would choose experts as often as they have room, but for chance."""
+        k = len(prices)
+        counts = np.empty(k)
+        asked = _contested.survey(
+            self.scores, self.mask, prices.astype(self.scores.dtype), stride, self.top_k, counts
+        )
+        taken, target = asked * self.top_k, self.target * (asked / max(self.rows, 1))
+        wrong = _smoothing.misplaced(counts, target, prices, 0.0 if self.free > 0 else -1.0)
+        self.log.append(f"survey of {asked} rows: {wrong:.0f} misplaced")
+        # By chance alone 0.4 sqrt(taken k) are, with a standard deviation of 0.3 sqrt(taken).
+        return wrong <= 0.4 * math.sqrt(taken * k) + 0.9 * math.sqrt(taken)
+
+    def _open(self, stride: int, mu: float) -> None:
+        target, free = self.target / stride, self.free / stride
+        _smoothing.open_with_sinkhorn(self.scores, self.mask, stride, self.top_k, target, free, self.prices, mu, 3)
+
+    def _descend(
+        self, contested: Contested, settled: Settled, stride: int, mu: float, goal: float
+    ) -> tuple[int, float, Floats]:
+        """Newton steps on contested rows. Returns how it ended, the last mu, and how far prices may still move."""
+        deviation = np.empty(len(self.prices))
+        _, *lists = (part.copy() for part in contested)
+        fixed, most = settled.counts.astype(np.float64), 0 if goal == math.inf else _smoothing.MOST_STEPS
+        status, mu = _smoothing.descend(
+            *lists, fixed, self.target / stride, self.free / stride, self.prices, mu, 1e-6 * mu, goal, most, deviation
+        )
+        if most == 0:
+            status = _smoothing.REACHED
+        self.prices -= self.prices.min()
+        self.log.append(f"newton, stride {stride}, {len(contested.rows)} rows, {contested.first[-1]} candidates: {status}, mu {mu:.3g}")
+        return status, mu, RADIUS * deviation
+
+    def _collect(self, radius: Floats | None, stride: int = 1) -> tuple[Contested, Settled]:
+        """Tells settled rows from contested ones; without a radius every expert is a candidate of every row."""
+        n, k = self.scores.shape
+        kind = self.scores.dtype
+        if radius is None:
+            return self._list_all()
+        with np.errstate(over="ignore"):
+            low, high = (self.prices - radius).astype(kind), (self.prices + radius).astype(kind)
+
+        def collect(start: int, stop: int) -> tuple[Contested, Settled, int]:
+            size = -(-(stop - start) // stride)
+            rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
+            cols, vals = np.empty(size * k, np.int32), np.empty(size * k, kind)
+            counts, leads = np.zeros(k, np.int64), np.full((k, k), np.inf, kind)
+            m, illegal = _contested.collect(
+                self.scores, self.mask, low, high, start, stop, stride, self.z, counts, rows, need, first, cols, vals, leads
+            )
+            entries = first[m]
+            lists = Contested(rows[:m], need[:m], first[: m + 1], cols[:entries], vals[:entries])
+            return lists, Settled(counts, leads), illegal
+
+        blocks = cut(n, BLOCK_ROWS * stride)
+        parts = run_blocks(collect, blocks) if self.parallel else [collect(*block) for block in blocks]
+        for _, _, illegal in parts:
+            if illegal >= 0:
+                self._refuse_illegal_rows()
+                raise OverflowError  # the row is legal, but scores less prices are not finite
+        return _join([part[0] for part in parts]), _add([part[1] for part in parts])
+
+    def _list_all(self) -> tuple[Contested, Settled]:
+        n, k = self.scores.shape
+        self.prices[self.closed] = np.inf
+        rows, need, first = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n + 1, np.int64)
+        cols, vals = np.empty(n * k, np.int32), np.empty(n * k, self.scores.dtype)
+        self.z[:] = -1
+        m, illegal = _contested.all_candidates(
+            self.scores, self.mask, self.capacity, self.top_k, rows, need, first, cols, vals
+        )
+        if illegal >= 0:
+            raise illegal_scores(self.scores, self.capacity, self.top_k, illegal, self.index)
+        nothing = Settled(np.zeros(k, np.int64), np.full((k, k), np.inf, self.scores.dtype))
+        return Contested(rows[:m], need[:m], first[: m + 1], cols[: first[m]], vals[: first[m]]), nothing
+
+    def _refuse_illegal_rows(self) -> None:
+        row = _contested.illegal_row(self.scores, self.mask, self.capacity, self.top_k)
+        if row >= 0:
+            raise illegal_scores(self.scores, self.capacity, self.top_k, row, self.index)
+
+    def _flow(self, contested: Contested, settled: Settled) -> tuple[int, Flags]:
+        held = np.empty(len(contested.cols), np.bool_)
+        _, *lists = contested
+        stuck, chains = _flow.exact_flow(*lists, self.capacity - settled.counts, self.prices, held)
+        self.log.append(f"flow, {len(contested.rows)} rows: {chains} chains")
+        return stuck, held
+
+    def _solve_listed(self, contested: Contested, settled: Settled) -> tuple[Contested, Flags]:
+        """Chains alone, with all candidates: the last resort."""
+        stuck, held = self._flow(contested, settled)
+        if stuck >= 0:
+            _books.take_held(*contested[:4], held, self.z)
+            raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
+        return contested, held
+
+    def _finish(self, contested: Contested, held: Flags) -> tuple[float, float, bool]:
+        """Returns the value, what rows miss, and whether that is rounding."""
+        counts = np.empty(len(self.prices), np.int64)
+        _books.take_held(*contested[:4], held, self.z)
+        _books.count_rows(self.z, counts)
+        _books.rest_prices(self.prices, counts, self.capacity)
+        value, largest = _books.total_value(self.scores, self.z, self.prices)
+        _books.close_prices(self.scores, self.z, self.capacity, self.prices)
+        missed = _books.missed(self.scores, contested.rows, self.z, self.prices)
+        return value, missed, missed <= _small.ENOUGH * max(abs(value), largest)
+
+
+def _join(parts: list[Contested]) -> Contested:
+    if len(parts) == 1:
+        return parts[0]
+    begins = np.cumsum([0] + [part.first[-1] for part in parts])
+    first = [part.first[1:] + begin for part, begin in zip(parts, begins[:-1], strict=True)]
+    rows, need, cols, vals = (np.concatenate([part[i] for part in parts]) for i in (0, 1, 3, 4))
+    return Contested(rows, need, np.concatenate([np.zeros(1, np.int64), *first]), cols, vals)
+
+
+def _add(parts: list[Settled]) -> Settled:
+    if len(parts) == 1:
+        return parts[0]
+    return Settled(np.sum([part.counts for part in parts], axis=0), np.minimum.reduce([part.leads for part in parts]))

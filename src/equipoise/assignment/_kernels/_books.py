@@ -27,7 +27,7 @@ def rest_prices(prices: Floats, counts: Counts, capacity: Counts) -> None:
 
 
 @jit
-def count_all(z: Ints, counts: Counts) -> None:
+def count_rows(z: Ints, counts: Counts) -> None:
     """Counts the rows that each expert has."""
     counts[:] = 0
     for i in range(z.shape[0]):
@@ -48,24 +48,20 @@ def take_held(rows: Ints, need: Ints, first: Counts, cols: Ints, held: Flags, z:
 
 
 @jit
-def missed(scores: Scores, rows: Ints, z: Ints, prices: Floats) -> tuple[float, float]:
-    """What these rows miss, in all: the sum of their K best offers less that of the offers they hold; and the most of
-    one.
-    """
+def missed(scores: Scores, rows: Ints, z: Ints, prices: Floats) -> float:
+    """What these rows miss, in all: the sum of their K best offers, less that of the offers they hold."""
     k, top_k = scores.shape[1], z.shape[1]
-    top, total, largest = np.empty(top_k), 0.0, 0.0
+    top, total = np.empty(top_k), 0.0
     for i in rows:
-        worst, best = np.inf, -np.inf
+        worst = np.inf
         for t in range(top_k):
             worst = min(worst, np.float64(scores[i, z[i, t]]) - prices[z[i, t]])
         better = 0
         for j in range(k):
-            offer = np.float64(scores[i, j]) - prices[j]
-            better += offer > worst
+            better += np.float64(scores[i, j]) - prices[j] > worst
         if better < top_k:
             continue
         top[:] = -np.inf
-        own = 0.0
         for j in range(k):
             offer = np.float64(scores[i, j]) - prices[j]
             if offer > top[top_k - 1]:
@@ -78,8 +74,7 @@ def missed(scores: Scores, rows: Ints, z: Ints, prices: Floats) -> tuple[float, 
         for t in range(top_k):
             regret += top[t] - (np.float64(scores[i, z[i, t]]) - prices[z[i, t]])
         total += max(regret, 0.0)
-        largest = max(largest, regret)
-    return total, largest
+    return total
 
 
 @jit
@@ -131,3 +126,32 @@ def close_prices(scores: Scores, z: Ints, capacity: Counts, prices: Floats) -> N
                         worst = min(worst, np.float64(scores[i, z[i, t]]) - prices[z[i, t]])
                     price = max(price, np.float64(scores[i, j]) - worst)
             prices[j] = price
+
+
+@jit
+def can_start(capacity: Counts, mask: Flags, masked: bool, prices: Floats, top_k: int) -> bool:
+    """Whether capacities hold the rows of every problem and prices are finite; `masked`: whether the mask says more."""
+    for b in range(capacity.shape[0]):
+        wanted = top_k * (mask[b].sum() if masked else mask.shape[1])
+        for j in range(capacity.shape[1]):
+            if capacity[b, j] < 0 or not abs(prices[b, j]) < np.inf:
+                return False
+            wanted -= capacity[b, j]
+        if wanted > 0:
+            return False
+    return True
+
+
+@jit
+def close_books(z: Ints, capacity: Counts, prices: Floats, out: Counts, counts: Counts, gap: Floats) -> None:
+    """Writes z with k for "no expert", counts rows, and adds what free slots cost to the gaps."""
+    k = capacity.shape[1]
+    for b in range(z.shape[0]):
+        for i in range(z.shape[1]):
+            for t in range(z.shape[2]):
+                j = z[b, i, t]
+                out[b, i, t] = j if j >= 0 else k
+                if j >= 0:
+                    counts[b, j] += 1
+        for j in range(k):
+            gap[b] += (capacity[b, j] - counts[b, j]) * prices[b, j]

@@ -256,3 +256,16 @@ def mean_spread(scores: Scores, mask: Flags, prices: Scores, stride: int) -> flo
             asked += 1
             mean += (behind * (k / finite) - mean) / asked
     return mean
+
+
+@jit
+def illegal_row(scores: Scores, mask: Flags, capacity: Counts, top_k: int) -> int:
+    """The first row that holds a NaN or +inf or may take too few experts; -1 if there is none."""
+    for i in range(scores.shape[0]):
+        legal, possible = True, 0
+        for j in range(scores.shape[1]):
+            legal = legal and scores[i, j] < np.inf
+            possible += scores[i, j] > -np.inf and capacity[j] > 0
+        if mask[i] and not (legal and possible >= top_k):
+            return i
+    return -1

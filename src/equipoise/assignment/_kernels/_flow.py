@@ -215,7 +215,6 @@ def exact_flow(
     room: Counts,
     prices: Floats,
     held: Flags,
-    most: int,
 ) -> tuple[int, int]:
     """Finds the optimal places of contested rows, starting from prices that are about right, and the prices.
 
@@ -227,11 +226,10 @@ def exact_flow(
         room: [k] the slots that settled rows leave.
         prices: [k], changed in place.
         held: [entries], which candidates each row takes in the end, written here.
-        most: chains after which to give up.
 
     Returns:
-        An expert that holds too many, with no chain to one with room among the candidates: -1 if it is solved, -2 if
-        it took too many chains. And the number of chains.
+        An expert that holds too many, with no chain to one with room among the candidates: -1 if it is solved. And the
+        number of chains.
     """
     k, entries = prices.shape[0], first[need.shape[0]]
     load, slots, excess = np.zeros(k, np.int64), np.zeros(k, np.int64), np.empty(k, np.int64)
@@ -253,8 +251,6 @@ def exact_flow(
         over += max(0, excess[j])
     chains = 0
     while over > 0:
-        if chains >= most:
-            return -2, chains
         chains += 1
         end = nearest_room(excess, prices, cost, distance, parent, done)
         if end < 0:

@@ -6,7 +6,7 @@
 import numpy as np
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._books import close_prices, count_all, missed, rest_prices, take_held, total_value
+from equipoise.assignment._kernels._books import close_prices, count_rows, missed, rest_prices, take_held, total_value
 from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, all_candidates
 from equipoise.assignment._kernels._flow import exact_flow
 from equipoise.assignment._kernels._pair import solve_pair
@@ -48,17 +48,17 @@ def solve_small(
         for attempt in range(2):
             for j in range(k):
                 prices[b, j] = np.inf if capacity[b, j] == 0 else prices[b, j]
-            stuck, _ = exact_flow(need[:m], first[: m + 1], cols, vals, capacity[b], prices[b], held, 1 << 62)
+            stuck, _ = exact_flow(need[:m], first[: m + 1], cols, vals, capacity[b], prices[b], held)
             if stuck >= 0:
                 status[b] = n + stuck
                 take_held(rows[:m], need, first, cols, held, z[b])
                 break
             take_held(rows[:m], need, first, cols, held, z[b])
-            count_all(z[b], counts)
+            count_rows(z[b], counts)
             rest_prices(prices[b], counts, capacity[b])
             value[b], largest = total_value(scores[b], z[b], prices[b])
             close_prices(scores[b], z[b], capacity[b], prices[b])
-            gap[b], _ = missed(scores[b], rows[:m], z[b], prices[b])
+            gap[b] = missed(scores[b], rows[:m], z[b], prices[b])
             if attempt > 0 or gap[b] <= ENOUGH * max(abs(value[b]), largest):
                 break
             prices[b] = 0.0  # a start so far off that rounding swallowed the scores: once more without it

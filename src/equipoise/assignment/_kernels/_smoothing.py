@@ -35,9 +35,13 @@ STEP, LONG = 4.0, 2.0
 ANCHOR = 1e-3
 ALONE = 1.5
 # Newton steps in all, and at one mu.
+# How a descent ends: counts are within the goal; rows are tied, so that less smoothing changes nothing; or neither.
+REACHED, TIED, FAILED = 0, 1, 2
+# So many times in a row less smoothing changes nothing.
+MOST_TIED = 3
 # Pairs of candidates that are looked at for the curvature of long lists.
 MOST_PAIRS = 1 << 20
-MOST_STEPS, MOST_STAYS = 60, 12
+MOST_STEPS, MOST_STAYS = 100, 24
 
 
 @jit_vector
@@ -182,8 +186,8 @@ def laplacian(pairs: Floats) -> None:
 
 
 @jit
-def newton_step(prices: Floats, demand: Floats, target: Floats, hessian: Floats, mu: float) -> float:
-    """Moves the prices of open experts by one Newton step, limited between experts that share rows.
+def newton_step(prices: Floats, demand: Floats, target: Floats, hessian: Floats, mu: float, step: Floats) -> float:
+    """Writes a Newton step for the prices, limited between experts that share rows, and in all.
 
     Returns:
         How far the step would have moved two such experts apart, in units of mu.
@@ -199,20 +203,20 @@ def newton_step(prices: Floats, demand: Floats, target: Floats, hessian: Floats,
             hessian[j, j] += max(ANCHOR * target[j] + 1e-9, lacking)
         else:
             hessian[j, j] = 1.0
-    step = conjugate_gradients(hessian, right)
+    step[:] = conjugate_gradients(hessian, right)
     longest = 0.0
     for j in range(k):
-        if prices[j] < np.inf and hessian[j, j] > 0.25 * np.sqrt(target[j]):
+        if prices[j] < np.inf:
             for t in range(k):
-                if -hessian[j, t] > 0.01 * hessian[j, j]:
-                    longest = max(longest, abs(step[j] - step[t]))
+                apart = step[t] - step[j] if prices[t] < np.inf else 0.0
+                if apart > longest:
+                    # Rows that hardly weigh in this pair weigh e times as much for every mu that the two come closer.
+                    weak = max(-hessian[j, t], 1e-7 * hessian[j, j] + 1e-300)
+                    apart *= STEP / (STEP + max(0.0, np.log(0.01 * hessian[j, j] / weak)))
+                    longest = max(longest, apart)
     scale = mu * min(1.0, STEP / max(longest, 1e-300))
-    least = np.inf
     for j in range(k):
-        prices[j] += scale * step[j]
-        least = min(least, prices[j])
-    for j in range(k):
-        prices[j] -= least
+        step[j] = scale * step[j] if prices[j] < np.inf else 0.0
     return max(longest, 2 * LONG) if held_back else longest
 
 
@@ -347,7 +351,7 @@ def descend(
     goal: float,
     most: int,
     deviation: Floats,
-) -> tuple[float, float, int]:
+) -> tuple[int, float]:
     """Newton steps on contested rows with less and less smoothing, until counts are within `goal` rows of balance.
 
     Changes the prices, and the lists, from which rows that the smoothing no longer reaches are dropped.
@@ -368,38 +372,63 @@ def descend(
         deviation: [k], by how much a price is uncertain because counts are: written here.
 
     Returns:
-        The last mu, how many rows are misplaced, and how many steps were taken.
+        How it ended, and the last mu.
     """
     k = prices.shape[0]
-    demand, pairs, counts = np.empty(k), np.empty((k, k)), np.empty(k)
-    stays, tied, excess, steps = 0, 0, np.inf, 0
+    demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
+    stays, tied, excess, steps, slope = 0, 0, np.inf, 0, 0.0
+    rows, last, status = target.sum(), np.inf, FAILED
     while True:
         demand[:] = fixed
         pairs[:] = 0.0
         demand_of_lists(need, first, cols, vals, prices, mu, demand, pairs)
         if free > 0:
             demand_of_slots(free, prices, mu, demand, pairs)
+        if stays > 0 and steps < most:
+            # The dual is convex: if its slope along the last step has turned, the step went too far.
+            turned = 0.0
+            for j in range(k):
+                turned += (demand[j] - target[j]) * step[j]
+            if turned < -0.3 * slope:
+                steps += 1
+                back = 1.0 - slope / (slope - turned)
+                for j in range(k):
+                    prices[j] -= back * step[j]
+                    step[j] *= 1.0 - back
+                slope *= 1.0 - back
+                continue
         laplacian(pairs)
+        wrong = 0.0
         for j in range(k):
             deviation[j] = mu * np.sqrt(target[j]) / max(pairs[j, j], 0.05 * np.sqrt(target[j]) + 1e-9)
+            wrong += max(0.0, demand[j] - target[j])
         if steps >= most:
             break
         steps += 1
         stays += 1
-        if newton_step(prices, demand, target, pairs, mu) > LONG:
+        length = newton_step(prices, demand, target, pairs, mu, step)
+        slope = 0.0
+        for j in range(k):
+            prices[j] += step[j]
+            slope += (demand[j] - target[j]) * step[j]
+        if length > LONG or wrong > 0.1 * rows:
             if stays < MOST_STAYS:
                 continue
             break
-        before = need.shape[0]
         m = narrow(need, first, cols, vals, prices, REACH * mu / 4, fixed, counts)
         need, first = need[:m], first[: m + 1]
         excess = misplaced(counts, target, prices, STEP * mu if free > 0 else -1.0)
-        tied = tied + 1 if m > 0.95 * before else 0
-        if excess <= goal or mu / 4 < least or m == 0 or tied == 3:
+        tied = tied + 1 if excess > 0.9 * last else 0
+        last = excess
+        if excess <= goal or m == 0:
+            status = REACHED
+            break
+        if tied == MOST_TIED or mu / 4 < least:
+            status = TIED
             break
         mu /= 4 if stays == 1 else 2
         stays = 0
-    return mu, excess, steps
+    return status, mu
 
 
 @jit_vector
