@@ -185,31 +185,33 @@ class _Problem:
     def _solve(self, warm: bool) -> tuple[float, float]:
         k = len(self.prices)
         radius, status = self._start(self.prices.copy() if warm else None)
-        tried_all = False
+        near, tried_all = False, False  # whether prices are so good that chains do the rest
         for _ in range(MOST_PASSES):
             if status == _smoothing.FAILED and not tried_all:
                 radius, status = self._descend_over_all()
                 tried_all = True
+            near = near or status == _smoothing.TIED or not radius.mean() > 0
             contested, settled = self._collect(radius)
-            if status == _smoothing.REACHED and radius.mean() > 0:
-                status, _, radius_next = self._descend(contested, settled, 1, FIRST_MU * radius.mean(), k / 2)
+            if not near:
+                status, _ = self._descend(contested, settled, 1, FIRST_MU * radius.mean(), k / 2)
                 if status == _smoothing.FAILED and not tried_all:
                     continue
-                status = _smoothing.REACHED
-                radius_next = np.maximum(radius_next, radius)
-            else:
-                radius_next = radius
-            stuck, held = self._flow(contested, settled)
-            if stuck < 0 and _books.settled_for_sure(settled.leads, self.prices):
+                near = True
+            stuck, held, inside = self._flow(contested, settled)
+            if stuck >= 0:
+                before = radius.copy()
+                _books.open_doors(settled.leads, self.prices, inside, radius)
+                if (radius == before).all() or not np.isfinite(radius).all():
+                    break
+                self.log.append(f"stuck, radius up to {radius.max():.3g}")
+            elif _books.settled_for_sure(settled.leads, self.prices):
                 value, gap, proved = self._finish(contested, held)
                 if proved:
                     return value, gap
-            self.log.append("not proved" if stuck < 0 else "stuck")
-            # Other candidates count at these prices, or more of them.
-            status = _smoothing.TIED if tried_all else status
-            radius = (2 if stuck < 0 else 8) * radius_next
-            if not radius.max() > 0:
-                break
+                self.log.append("not proved: contested")
+                radius = 2 * radius
+            else:
+                self.log.append("not proved")
         return self._finish(*self._solve_listed(*self._collect(None)))[:2]
 
     def _start(self, given: Floats | None) -> tuple[Floats, int]:
@@ -240,7 +242,7 @@ class _Problem:
         while True:
             contested, settled = self._collect(radius, stride)
             goal = math.inf if accepted else 0.25 * math.sqrt(k * self.top_k * self.rows / stride)
-            status, _, radius = self._descend(contested, settled, stride, mu, goal)
+            status, radius = self._descend(contested, settled, stride, mu, goal)
             if stride < 4 * FINER or status != _smoothing.REACHED or accepted:
                 return radius, status
             stride //= FINER
@@ -253,7 +255,7 @@ class _Problem:
         mu = self._spread() / 4
         self._open(max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE)), mu)
         contested, settled = self._collect(None)
-        status, _, radius = self._descend(contested, settled, 1, mu / 4, k / 2)
+        status, radius = self._descend(contested, settled, 1, mu / 4, k / 2)
         return radius, _smoothing.TIED if status == _smoothing.FAILED else status
 
     def _spread(self) -> float:
@@ -279,8 +281,8 @@ class _Problem:
 
     def _descend(
         self, contested: Contested, settled: Settled, stride: int, mu: float, goal: float
-    ) -> tuple[int, float, Floats]:
-        """Newton steps on contested rows. Returns how it ended, the last mu, and how far prices may still move."""
+    ) -> tuple[int, Floats]:
+        """Newton steps on contested rows. Returns how it ended, and how far prices may still move."""
         deviation = np.empty(len(self.prices))
         _, *lists = (part.copy() for part in contested)
         fixed, most = settled.counts.astype(np.float64), 0 if goal == math.inf else _smoothing.MOST_STEPS
@@ -291,7 +293,7 @@ class _Problem:
             status = _smoothing.REACHED
         self.prices -= self.prices.min()
         self.log.append(f"newton, stride {stride}, {len(contested.rows)} rows, {contested.first[-1]} candidates: {status}, mu {mu:.3g}")
-        return status, mu, RADIUS * deviation
+        return status, RADIUS * deviation
 
     def _collect(self, radius: Floats | None, stride: int = 1) -> tuple[Contested, Settled]:
         """Tells settled rows from contested ones; without a radius every expert is a candidate of every row."""
@@ -341,16 +343,16 @@ class _Problem:
         if row >= 0:
             raise illegal_scores(self.scores, self.capacity, self.top_k, row, self.index)
 
-    def _flow(self, contested: Contested, settled: Settled) -> tuple[int, Flags]:
-        held = np.empty(len(contested.cols), np.bool_)
+    def _flow(self, contested: Contested, settled: Settled) -> tuple[int, Flags, Flags]:
+        held, inside = np.empty(len(contested.cols), np.bool_), np.empty(len(self.prices), np.bool_)
         _, *lists = contested
-        stuck, chains = _flow.exact_flow(*lists, self.capacity - settled.counts, self.prices, held)
+        stuck, chains = _flow.exact_flow(*lists, self.capacity - settled.counts, self.prices, held, inside)
         self.log.append(f"flow, {len(contested.rows)} rows: {chains} chains")
-        return stuck, held
+        return stuck, held, inside
 
     def _solve_listed(self, contested: Contested, settled: Settled) -> tuple[Contested, Flags]:
         """Chains alone, with all candidates: the last resort."""
-        stuck, held = self._flow(contested, settled)
+        stuck, held, _ = self._flow(contested, settled)
         if stuck >= 0:
             _books.take_held(*contested[:4], held, self.z)
             raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)

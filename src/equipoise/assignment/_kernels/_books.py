@@ -80,13 +80,30 @@ def missed(scores: Scores, rows: Ints, z: Ints, prices: Floats) -> float:
 @jit
 def settled_for_sure(leads: Scores, prices: Floats) -> bool:
     """Whether no settled row has a better offer: every lead covers the difference of the prices, and its rounding."""
-    k = prices.shape[0]
+    k, rounding = prices.shape[0], np.float64(np.finfo(leads.dtype).eps)
     for j in range(k):
         for t in range(k):
             lead = np.float64(leads[j, t])
-            if t != j and prices[t] < np.inf and lead - np.float64(np.finfo(leads.dtype).eps) * abs(lead) < prices[j] - prices[t]:
+            if t != j and prices[t] < np.inf and lead - rounding * abs(lead) < prices[j] - prices[t]:
                 return False
     return True
+
+
+@jit
+def open_doors(leads: Scores, prices: Floats, inside: Flags, radius: Floats) -> None:
+    """Widens the radius of experts so that rows can leave those that chains reach: where it costs settled rows least."""
+    k, least = prices.shape[0], np.inf
+    for j in range(k):
+        for t in range(k):
+            if inside[j] and not inside[t] and prices[t] < np.inf:
+                least = min(least, np.float64(leads[j, t]) - prices[j] + prices[t])
+    for j in range(k):
+        for t in range(k):
+            if inside[j] and not inside[t] and prices[t] < np.inf:
+                cost = np.float64(leads[j, t]) - prices[j] + prices[t]
+                if cost <= 1.5 * least:
+                    radius[j] = max(radius[j], 0.6 * cost)
+                    radius[t] = max(radius[t], 0.6 * cost)
 
 
 @jit

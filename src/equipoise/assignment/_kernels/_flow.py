@@ -215,6 +215,7 @@ def exact_flow(
     room: Counts,
     prices: Floats,
     held: Flags,
+    inside: Flags,
 ) -> tuple[int, int]:
     """Finds the optimal places of contested rows, starting from prices that are about right, and the prices.
 
@@ -226,6 +227,7 @@ def exact_flow(
         room: [k] the slots that settled rows leave.
         prices: [k], changed in place.
         held: [entries], which candidates each row takes in the end, written here.
+        inside: [k], which experts chains reach from those that hold too many, where it ends without a way out.
 
     Returns:
         An expert that holds too many, with no chain to one with room among the candidates: -1 if it is solved. And the
@@ -234,7 +236,7 @@ def exact_flow(
     k, entries = prices.shape[0], first[need.shape[0]]
     load, slots, excess = np.zeros(k, np.int64), np.zeros(k, np.int64), np.empty(k, np.int64)
     owner, head, after = np.empty(entries, np.int32), np.empty(k, np.int64), np.empty(entries, np.int64)
-    distance, parent, done = np.empty(k), np.empty(k, np.int64), np.empty(k, np.bool_)
+    distance, parent = np.empty(k), np.empty(k, np.int64)
     seat_rows(need, first, cols, vals, prices, held, load)
     link_seats(need, first, cols, held, owner, head, after)
     place_slots(room.sum() - load.sum(), prices, load, room, slots)
@@ -252,7 +254,7 @@ def exact_flow(
     chains = 0
     while over > 0:
         chains += 1
-        end = nearest_room(excess, prices, cost, distance, parent, done)
+        end = nearest_room(excess, prices, cost, distance, parent, inside)
         if end < 0:
             return np.argmax(excess), chains
         reach = distance[end]

@@ -37,6 +37,7 @@ def solve_small(
     top_k, counts = z.shape[2], np.empty(k, np.int64)
     rows, need, first = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n + 1, np.int64)
     cols, vals, held = np.empty(n * k, np.int32), np.empty(n * k, scores.dtype), np.empty(n * k, np.bool_)
+    inside = np.empty(k, np.bool_)
     for b in range(start, stop):
         if k == 2 and top_k == 1 and solve_pair(scores[b], mask[b], capacity[b], prices[b], z[b, :, 0], value, gap, b):
             status[b] = -1
@@ -48,7 +49,7 @@ def solve_small(
         for attempt in range(2):
             for j in range(k):
                 prices[b, j] = np.inf if capacity[b, j] == 0 else prices[b, j]
-            stuck, _ = exact_flow(need[:m], first[: m + 1], cols, vals, capacity[b], prices[b], held)
+            stuck, _ = exact_flow(need[:m], first[: m + 1], cols, vals, capacity[b], prices[b], held, inside)
             if stuck >= 0:
                 status[b] = n + stuck
                 take_held(rows[:m], need, first, cols, held, z[b])

@@ -23,7 +23,7 @@ Legend: n rows, k experts, m contested rows, w candidates of a row. An expert wh
 import numpy as np
 
 from equipoise._core._jit import jit, jit_vector
-from equipoise._core._vector import larger
+from equipoise._core._vector import larger, smaller
 from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, best_offer
 
 # A share is 0 where an offer trails by more than this many mu.
@@ -83,7 +83,13 @@ def shares(offers: Floats, width: int, need: int, mu: float, x: Floats, weight: 
         worst = min(worst, offers[t])
     # The threshold lies where shares cross one half; safeguarded Newton, to a hundredth of a row.
     low, high = worst - REACH * mu, best + REACH * mu
-    threshold, total = best + (worst - best) * (need / width), 0.0
+    for t in range(width):  # x serves to sort
+        u = t
+        while u > 0 and x[u - 1] < offers[t]:
+            x[u] = x[u - 1]
+            u -= 1
+        x[u] = offers[t]
+    threshold, total = 0.5 * (x[need - 1] + x[need]), 0.0
     for _ in range(20):
         taken, total = 0.0, 0.0
         for t in range(width):
@@ -129,20 +135,23 @@ def demand_of_lists(
             demand[t] += 0.5 - half
             pairs[j, t] += more * (1.0 - more)
             continue
-        best = -np.inf
+        best, worst = -np.inf, np.inf
         for t in range(width):
             offers[t] = vals[begin + t] - prices[np.uint32(cols[begin + t])]
-            best = larger(best, offers[t])
-        if need[a] == 1:
+            best, worst = larger(best, offers[t]), smaller(worst, offers[t])
+        # One of its candidates, or all but one: a softmax, of the offers or of their negatives.
+        leaves_one = need[a] == width - 1
+        if need[a] == 1 or leaves_one:
             total = 0.0
             for t in range(width):
-                offers[t] = soft_exp((offers[t] - best) * inverse)
+                behind = offers[t] - best if need[a] == 1 else worst - offers[t]
+                offers[t] = soft_exp(behind * inverse)
                 total += offers[t]
             scale = 1.0 / total
             for t in range(width):
                 j, share = np.uint32(cols[begin + t]), offers[t] * scale
                 offers[t] = share
-                demand[j] += share
+                demand[j] += share if need[a] == 1 else 1.0 - share
                 if a % every == 0:
                     share *= every
                     for v in range(t):
@@ -327,11 +336,13 @@ def narrow(
 
 @jit
 def misplaced(counts: Floats, target: Floats, prices: Floats, near: float) -> float:
-    """Rows by which demand misses the target; of experts whose price is not above `near`, only those beyond it."""
-    over = under = 0.0
+    """Rows by which demand misses the target. Experts within `near` of the least price may have free slots."""
+    over, under, least = 0.0, 0.0, np.inf
+    for j in range(prices.shape[0]):
+        least = min(least, prices[j])
     for j in range(prices.shape[0]):
         over += max(0.0, counts[j] - target[j])
-        if near < prices[j] < np.inf:
+        if least + near < prices[j] < np.inf:
             under += max(0.0, target[j] - counts[j])
     return max(over, under)
 
@@ -420,11 +431,8 @@ def descend(
         excess = misplaced(counts, target, prices, STEP * mu if free > 0 else -1.0)
         tied = tied + 1 if excess > 0.9 * last else 0
         last = excess
-        if excess <= goal or m == 0:
-            status = REACHED
-            break
-        if tied == MOST_TIED or mu / 4 < least:
-            status = TIED
+        if excess <= goal or m == 0 or tied == MOST_TIED or mu / 4 < least:
+            status = TIED if excess > max(goal, rows / 8) else REACHED
             break
         mu /= 4 if stays == 1 else 2
         stays = 0
