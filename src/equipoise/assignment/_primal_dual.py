@@ -185,33 +185,29 @@ class _Problem:
     def _solve(self, warm: bool) -> tuple[float, float]:
         k = len(self.prices)
         radius, status = self._start(self.prices.copy() if warm else None)
-        near, tried_all = False, False  # whether prices are so good that chains do the rest
+        tried_all = False
         for _ in range(MOST_PASSES):
             if status == _smoothing.FAILED and not tried_all:
                 radius, status = self._descend_over_all()
                 tried_all = True
-            near = near or status == _smoothing.TIED or not radius.mean() > 0
             contested, settled = self._collect(radius)
-            if not near:
+            if status == _smoothing.REACHED and radius.mean() > 0:
                 status, _ = self._descend(contested, settled, 1, FIRST_MU * radius.mean(), k / 2)
                 if status == _smoothing.FAILED and not tried_all:
                     continue
-                near = True
             stuck, held, inside = self._flow(contested, settled)
             if stuck >= 0:
-                before = radius.copy()
                 _books.open_doors(settled.leads, self.prices, inside, radius)
-                if (radius == before).all() or not np.isfinite(radius).all():
-                    break
-                self.log.append(f"stuck, radius up to {radius.max():.3g}")
+                status = _smoothing.TIED
             elif _books.settled_for_sure(settled.leads, self.prices):
                 value, gap, proved = self._finish(contested, held)
                 if proved:
                     return value, gap
-                self.log.append("not proved: contested")
+            if stuck < 0:  # the candidates were not the right ones
                 radius = 2 * radius
-            else:
-                self.log.append("not proved")
+                status = _smoothing.FAILED if status == _smoothing.FAILED else _smoothing.REACHED
+            if not 0 < radius.max() < np.inf:
+                break
         return self._finish(*self._solve_listed(*self._collect(None)))[:2]
 
     def _start(self, given: Floats | None) -> tuple[Floats, int]:

@@ -101,9 +101,9 @@ def open_doors(leads: Scores, prices: Floats, inside: Flags, radius: Floats) -> 
         for t in range(k):
             if inside[j] and not inside[t] and prices[t] < np.inf:
                 cost = np.float64(leads[j, t]) - prices[j] + prices[t]
-                if cost <= 1.5 * least:
-                    radius[j] = max(radius[j], 0.6 * cost)
-                    radius[t] = max(radius[t], 0.6 * cost)
+                if cost <= 2 * least:
+                    radius[j] = max(radius[j], cost)
+                    radius[t] = max(radius[t], cost)
 
 
 @jit
