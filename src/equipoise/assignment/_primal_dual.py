@@ -185,27 +185,30 @@ class _Problem:
     def _solve(self, warm: bool) -> tuple[float, float]:
         k = len(self.prices)
         radius, status = self._start(self.prices.copy() if warm else None)
-        tried_all = False
+        over_all = False
         for _ in range(MOST_PASSES):
-            if status == _smoothing.FAILED and not tried_all:
-                radius, status = self._descend_over_all()
-                tried_all = True
+            if status == _smoothing.FAILED and not over_all:
+                radius, over_all = self._descend_over_all(), True
             contested, settled = self._collect(radius)
-            if status == _smoothing.REACHED and radius.mean() > 0:
+            if status == _smoothing.REACHED and not over_all:
                 status, _ = self._descend(contested, settled, 1, FIRST_MU * radius.mean(), k / 2)
-                if status == _smoothing.FAILED and not tried_all:
+                if status == _smoothing.FAILED:
                     continue
+            before = self.prices.copy()
             stuck, held, inside = self._flow(contested, settled)
-            if stuck >= 0:
-                _books.open_doors(settled.leads, self.prices, inside, radius)
-                status = _smoothing.TIED
-            elif _books.settled_for_sure(settled.leads, self.prices):
+            if stuck >= 0 and not over_all:
+                status = _smoothing.FAILED
+                continue
+            if stuck < 0 and _books.settled_for_sure(settled.leads, self.prices):
                 value, gap, proved = self._finish(contested, held)
                 if proved:
                     return value, gap
-            if stuck < 0:  # the candidates were not the right ones
                 radius = 2 * radius
-                status = _smoothing.FAILED if status == _smoothing.FAILED else _smoothing.REACHED
+            elif stuck < 0:  # settled rows have better offers at these prices
+                _books.list_better(settled.leads, before, self.prices, radius)
+            else:  # rows that are shut in with an overfull expert need a way out
+                _books.open_doors(settled.leads, before, inside, radius)
+            self.prices[:] = before
             if not 0 < radius.max() < np.inf:
                 break
         return self._finish(*self._solve_listed(*self._collect(None)))[:2]
@@ -244,15 +247,14 @@ class _Problem:
             stride //= FINER
             mu = FIRST_MU * radius.mean()
 
-    def _descend_over_all(self) -> tuple[Floats, int]:
+    def _descend_over_all(self) -> Floats:
         """Finds prices from all rows with all their experts, from much smoothing to little: slow, and hardly ever fails."""
         n, k = self.scores.shape
         self.prices[:] = np.where(self.closed, np.inf, 0.0)
         mu = self._spread() / 4
         self._open(max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE)), mu)
         contested, settled = self._collect(None)
-        status, radius = self._descend(contested, settled, 1, mu / 4, k / 2)
-        return radius, _smoothing.TIED if status == _smoothing.FAILED else status
+        return self._descend(contested, settled, 1, mu / 4, k / 2)[1]
 
     def _spread(self) -> float:
         prices = self.prices.astype(self.scores.dtype)

@@ -90,6 +90,18 @@ def settled_for_sure(leads: Scores, prices: Floats) -> bool:
 
 
 @jit
+def list_better(leads: Scores, before: Floats, after: Floats, radius: Floats) -> None:
+    """Widens the radius of two experts, from the earlier prices, where a settled row prefers one to the other now."""
+    for j in range(before.shape[0]):
+        for t in range(before.shape[0]):
+            lead = np.float64(leads[j, t])
+            if t != j and after[t] < np.inf and lead < after[j] - after[t]:
+                cost = lead - before[j] + before[t]
+                radius[j] = max(radius[j], cost)
+                radius[t] = max(radius[t], cost)
+
+
+@jit
 def open_doors(leads: Scores, prices: Floats, inside: Flags, radius: Floats) -> None:
     """Widens the radius of experts so that rows can leave those that chains reach: where it costs settled rows least."""
     k, least = prices.shape[0], np.inf

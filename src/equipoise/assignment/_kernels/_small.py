@@ -11,8 +11,8 @@ from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints
 from equipoise.assignment._kernels._flow import exact_flow
 from equipoise.assignment._kernels._pair import solve_pair
 
-# A gap of this much of the value, or of the largest score assigned, is rounding. Ten times stricter than promised.
-ENOUGH = 1e-10
+# A gap of this much of the value, or of the largest score assigned, is rounding. Stricter than promised by four orders.
+ENOUGH = 1e-13
 
 
 @jit
