@@ -2,7 +2,7 @@
 """How much faster the experiment trains in batches than one run at a time.
 
 The loop is what one writes first: two `torch.nn.Linear`, `torch.optim.Adam`, the library's sampler and estimator on a
-single problem. Both do the same steps on the same noise; `tests/experiments/paper/test_train.py` holds that they end at
+single problem. Both do the same steps on the same noise; `tests/lab/paper/test_train.py` holds that they end at
 the same parameters. One thread. Prints, for each method, the time of a step of one run in the loop and in the batch of
 all seeds and temperatures of the paper, and their ratio; the median of three repeats.
 
@@ -17,8 +17,8 @@ import torch
 
 import equipoise as eq
 from equipoise.estimators import STRATEGIES
-from equipoise.experiments.paper import Paper, Run, train
-from equipoise.experiments.paper._task import draw_data
+from equipoise_lab.paper import Paper, Run, train
+from equipoise_lab.paper._task import draw_data
 
 
 def loop(run: Run, recipe: Paper) -> None:

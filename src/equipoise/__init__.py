@@ -5,6 +5,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from equipoise._warmup import warmup as warmup
 from equipoise.assignment import Assignment as Assignment
 from equipoise.assignment import assign as assign
 from equipoise.assignment import conditional_values as conditional_values
@@ -35,18 +36,54 @@ from equipoise.sampling import sample_rounds as sample_rounds
 from equipoise.sampling import sample_skip as sample_skip
 
 if TYPE_CHECKING:
+    from equipoise import audit as audit
     from equipoise import nn as nn
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "Assignment",
+    "Balanced",
+    "ConvergenceWarning",
+    "EMABaseline",
+    "Noise",
+    "PAPER_STRATEGIES",
+    "RegressionCritic",
+    "STRATEGIES",
+    "Sample",
+    "Strategy",
+    "__version__",
+    "assign",
+    "audit",
+    "conditional_values",
+    "draw_gumbel",
+    "draws_baseline",
+    "gate",
+    "gated_loss",
+    "get_strategy",
+    "importance_weight",
+    "load_balance_loss",
+    "marginal_entropy_loss",
+    "nn",
+    "reinforce",
+    "sample_averaged",
+    "sample_gumbel_matching",
+    "sample_independent",
+    "sample_rounds",
+    "sample_skip",
+    "sinkhorn",
+    "warmup",
+    "z_loss",
+]
+
 
 def __getattr__(name: str) -> ModuleType:
-    """Imports `equipoise.nn` when it is first asked for: who needs only a solver does not wait for layers."""
-    if name == "nn":
-        return importlib.import_module("equipoise.nn")
+    """Imports `nn` and `audit` when they are first asked for: who needs only a solver does not wait for layers."""
+    if name in ("audit", "nn"):
+        return importlib.import_module(f"equipoise.{name}")
     raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """Lists what there is, imported or not."""
-    return sorted({*globals(), "nn"})
+    """Lists the public names, imported or not."""
+    return sorted(__all__)

@@ -4,10 +4,12 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import equipoise as eq
+from equipoise.assignment import detour_costs
 
 METHODS = ["primal-dual", "cycle-cancelling", "auction"]
 # One problem of each size has its own way through the default solver.
@@ -106,15 +108,36 @@ def test_only_expert_that_nobody_may_use_leaves_too_little_room(method: str) -> 
             r"scores must be floating point .*, got torch.int64: .*scores.float\(\)",
         ),
         (torch.zeros(4, 2, dtype=torch.bool), "scores must be floating point .*, got torch.bool"),
-        (torch.zeros(4, 2, dtype=torch.complex64), "scores must be floating point .*, got torch.complex64"),
+        (
+            torch.zeros(4, 2, dtype=torch.complex64),
+            "scores must be floating point .*, got torch.complex64: take scores.real",
+        ),
+        (np.zeros((4, 2)), "scores must be a torch.Tensor, got ndarray: wrap it in torch.as_tensor"),
+        (None, "scores must be a torch.Tensor, got NoneType"),
+        (torch.eye(4).to_sparse(), r"scores must be a dense tensor, got .*sparse_coo: convert it with scores.to_dense"),
+        (
+            torch.nested.nested_tensor([torch.zeros(4, 2), torch.zeros(3, 2)], layout=torch.jagged),
+            "scores must be a dense tensor, got a nested one: pad its parts, and mask the padding",
+        ),
         (torch.zeros(4), r"scores must have shape \[..., n, k\], rows by experts, got \[4\]"),
         (torch.tensor(1.0), r"scores must have shape \[..., n, k\], rows by experts, got \[\]"),
         (torch.zeros(4, 0), r"scores must have at least one expert .*, got shape \[4, 0\]"),
     ],
 )
 def test_scores_of_the_wrong_kind(bad: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        eq.assign(bad)
+    assignment = eq.assign(scores_of(4, 2))
+    for call in (eq.assign, lambda x: eq.conditional_values(x, assignment)):
+        with pytest.raises(ValueError, match=message):
+            call(bad)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("bad", [None, 3, torch.zeros(4, dtype=torch.int64), (0, 1)], ids=repr)
+def test_not_an_assignment(bad: Any) -> None:
+    message = f"assignment must be an Assignment, got {type(bad).__name__}: pass what assign returned for these scores"
+    for call in (eq.conditional_values, detour_costs):
+        with pytest.raises(ValueError, match=message):
+            call(scores_of(4, 2), bad)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -167,12 +190,18 @@ def test_capacity_of_the_wrong_kind(capacity: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
+        ([[True] * 8] * 3, "mask must be a torch.Tensor, got list: wrap it in torch.as_tensor"),
+        (True, "mask must be a torch.Tensor, got bool"),
+        (torch.ones(3, 8, dtype=torch.int32), r"mask must be boolean, .*, got torch.int32: use mask.bool\(\)"),
+        (torch.ones(3, 8, requires_grad=True), "mask must be boolean, .*, got torch.float32"),
+        (torch.ones(3, 8, dtype=torch.bool).to_sparse(), r"mask must be a dense tensor, got .*: .* mask.to_dense\(\)"),
+        (torch.tensor(True), r"mask must have shape \[3, 8\] .*, got \[\]"),
         (torch.ones(3, 8), r"mask must be boolean, .*, got torch.float32: use mask.bool\(\)"),
         (torch.ones(8, dtype=torch.bool), r"mask must have shape \[3, 8\] .*, got \[8\]: expand it"),
         (torch.ones(3, 4, dtype=torch.bool), r"mask must have shape \[3, 8\] .*, got \[3, 4\]"),
     ],
 )
-def test_mask_of_the_wrong_kind(mask: torch.Tensor, message: str) -> None:
+def test_mask_of_the_wrong_kind(mask: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         eq.assign(scores_of(8, 4, 3), mask=mask)
 
@@ -181,6 +210,11 @@ def test_mask_of_the_wrong_kind(mask: torch.Tensor, message: str) -> None:
 @pytest.mark.parametrize(
     ("prices", "message"),
     [
+        ([[0.0] * 4] * 3, "prices must be a torch.Tensor, got list: wrap it in torch.as_tensor"),
+        (0.0, "prices must be a torch.Tensor, got float"),
+        (torch.zeros(3, 4, dtype=torch.complex64), "prices must be floating point, got torch.complex64"),
+        (torch.zeros(3, 4).to_sparse(), r"prices must be a dense tensor, got .*: .* prices.to_dense\(\)"),
+        (torch.tensor(0.0), r"prices must have shape \[3, 4\] .*, got \[\]"),
         (torch.zeros(4), r"prices must have shape \[3, 4\] .*, got \[4\]: pass the .prices of an Assignment"),
         (torch.zeros(3, 8), r"prices must have shape \[3, 4\] .*, got \[3, 8\]"),
         (torch.zeros(3, 4, dtype=torch.int64), "prices must be floating point, got torch.int64"),
@@ -188,7 +222,7 @@ def test_mask_of_the_wrong_kind(mask: torch.Tensor, message: str) -> None:
         (torch.full([3, 4], -math.inf), "prices must be finite, got a NaN or an infinity"),
     ],
 )
-def test_prices_of_the_wrong_kind(prices: torch.Tensor, message: str) -> None:
+def test_prices_of_the_wrong_kind(prices: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         eq.assign(scores_of(8, 4, 3), prices=prices)
 
@@ -207,6 +241,13 @@ def test_unknown_method_lists_the_known_ones() -> None:
     known = "'auto', 'primal-dual', 'cycle-cancelling', 'auction'"
     with pytest.raises(ValueError, match=f"method must be one of {known}, got 'hungarian'"):
         eq.assign(scores_of(8, 4), method="hungarian")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("method", [None, 3, ["auto"], np.zeros(2)], ids=repr)
+def test_method_that_is_no_name(method: Any) -> None:
+    with pytest.raises(ValueError, match="method must be one of 'auto', .*, got "):
+        eq.assign(scores_of(8, 4), method=method)
 
 
 def test_default_solver_is_for_the_cpu() -> None:

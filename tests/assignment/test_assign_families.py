@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 import equipoise as eq
-from equipoise.experiments.bench._families import FAMILIES, draw_scores
+from support.families import FAMILIES, draw_scores
 
 # Under 8,192 entries the solver takes a shorter way, so one size is below and two are above.
 SIZES = [(600, 8), (1500, 16), (3000, 32)]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 import equipoise as eq
 from equipoise.assignment import _primal_dual
 from equipoise.assignment._kernels import _amend, _choices, _collect, _flow, _pricing, _samples, _smoothing, _solve
-from equipoise.experiments.bench._families import draw_scores
+from support.families import draw_scores
 
 Floats = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 import equipoise as eq
 from equipoise.assignment._kernels import _choices, _collect, _groups
-from equipoise.experiments.bench._families import draw_scores
+from support.families import draw_scores
 
 Floats = NDArray[np.float64]
 

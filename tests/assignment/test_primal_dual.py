@@ -10,7 +10,7 @@ import torch
 
 import equipoise as eq
 from equipoise.assignment import _primal_dual
-from equipoise.experiments.bench._families import FAMILIES, draw_scores
+from support.families import FAMILIES, draw_scores
 
 Check = Callable[[torch.Tensor, eq.Assignment], None]
 

@@ -13,7 +13,7 @@ import torch
 import equipoise as eq
 from equipoise.assignment import _primal_dual
 from equipoise.assignment._kernels import _descent, _samples, _solve
-from equipoise.experiments.bench._families import draw_scores
+from support.families import draw_scores
 
 
 def test_rows_agree_with_the_right_prices_and_with_no_others() -> None:

@@ -14,7 +14,7 @@ import torch
 
 import equipoise as eq
 from equipoise._core import _threads
-from equipoise.experiments.bench._families import draw_scores
+from support.families import draw_scores
 
 FIELDS = ("z", "counts", "value", "prices", "gap")
 # More rows than one block of the parallel passes, so that threads share a problem; ties, so that order would show.

@@ -4,6 +4,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -88,6 +89,9 @@ def test_capacity_of_the_wrong_kind(capacity: Any, message: str) -> None:
     [
         ([[0.0, 1.0]], "logits must be a torch.Tensor, got list"),
         (torch.zeros(4, 2, dtype=torch.int64), "logits must be floating point"),
+        (np.zeros((4, 2)), "logits must be a torch.Tensor, got ndarray"),
+        (torch.zeros(4, 2, dtype=torch.complex64), "logits must be floating point .*: take logits.real"),
+        (torch.eye(4).to_sparse(), r"logits must be a dense tensor, got .*: convert it with logits.to_dense\(\)"),
         (torch.zeros(4), r"logits must have shape \[..., n, k\]"),
         (torch.zeros(4, 0), "logits must have at least one expert"),
     ],
@@ -101,12 +105,14 @@ def test_logits_of_the_wrong_kind(bad: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
+        ([True] * 4, "mask must be a torch.Tensor, got list"),
         (torch.ones(4), "mask must be boolean"),
+        (torch.ones(4, dtype=torch.int32), "mask must be boolean"),
         (torch.ones(3, dtype=torch.bool), r"mask must have shape \[4\]"),
         (torch.ones(4, dtype=torch.bool, device="meta"), "mask must be on the device of logits"),
     ],
 )
-def test_mask_of_the_wrong_kind(mask: Tensor, message: str) -> None:
+def test_mask_of_the_wrong_kind(mask: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sinkhorn(logits(), mask=mask)
 
@@ -119,6 +125,13 @@ def test_capacity_on_another_device() -> None:
 @pytest.mark.parametrize("tolerance", [0.0, -1e-6, math.nan, math.inf])
 def test_tolerance_out_of_range(tolerance: float) -> None:
     with pytest.raises(ValueError, match="tolerance must be finite and > 0"):
+        sinkhorn(logits(), tolerance=tolerance)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("tolerance", ["1e-6", None, True, [1e-6], 1j], ids=repr)
+def test_tolerance_that_is_no_number(tolerance: Any) -> None:
+    with pytest.raises(ValueError, match="tolerance must be a number > 0, got .*: give a positive number"):
         sinkhorn(logits(), tolerance=tolerance)
 
 

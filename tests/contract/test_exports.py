@@ -4,18 +4,20 @@
 import importlib
 import importlib.metadata
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import equipoise as eq
 
-ROOT = Path(eq.__file__).parent
+SOURCES = Path(eq.__file__).parents[1]
 
 
 def public_packages() -> list[str]:
-    """Every package below ours that has an __init__ and no private part in its name; found without importing any."""
-    folders = sorted(path.parent.relative_to(ROOT.parent) for path in ROOT.rglob("__init__.py"))
+    """Every package of ours that has an __init__ and no private part in its name; found without importing any."""
+    inits = (path for name in ("equipoise", "equipoise_lab") for path in (SOURCES / name).rglob("__init__.py"))
+    folders = sorted(path.parent.relative_to(SOURCES) for path in inits)
     return [".".join(folder.parts) for folder in folders if not any(part.startswith("_") for part in folder.parts)]
 
 
@@ -34,6 +36,38 @@ def test_package_and_its_names_are_documented(package: str) -> None:
     assert (module.__doc__ or "").strip(), f"{package} does not say what it is"
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     assert [name for name, value in public.items() if undocumented(name, value)] == []
+
+
+# The laboratory is run, not imported.
+LIBRARY = [p for p in public_packages() if not p.startswith("equipoise_lab")]
+
+
+@pytest.mark.parametrize("package", LIBRARY)
+def test_all_lists_what_is_public(package: str) -> None:
+    module = importlib.import_module(package)
+    public = {name for name, x in vars(module).items() if not name.startswith("_") and not inspect.ismodule(x)}
+    if package == "equipoise":  # whose layers are imported late
+        public = public - {"ModuleType", "TYPE_CHECKING"} | {"audit", "nn", "__version__"}
+    assert set(module.__all__) == public
+    assert len(module.__all__) == len(public)
+
+
+def test_dir_shows_the_interface_and_nothing_else() -> None:
+    assert dir(eq) == sorted(eq.__all__)
+    assert {"assign", "nn", "__version__"} <= set(dir(eq))
+    assert {"importlib", "ModuleType", "TYPE_CHECKING"}.isdisjoint(dir(eq))
+
+
+def test_help_shows_the_interface_and_nothing_else(fresh_python: Callable[..., str]) -> None:
+    text = fresh_python("import equipoise, pydoc; print(pydoc.render_doc(equipoise))")
+    assert "sample_gumbel_matching(" in text
+    assert "ModuleType" not in text
+    assert "TYPE_CHECKING" not in text
+
+
+def test_layers_are_imported_when_they_are_asked_for(fresh_python: Callable[..., str]) -> None:
+    script = "import sys, equipoise; dir(equipoise); print('equipoise.nn' in sys.modules, equipoise.nn.__name__)"
+    assert fresh_python(script).split() == ["False", "equipoise.nn"]
 
 
 @pytest.mark.parametrize("name", ["assign", "Assignment", "conditional_values"])

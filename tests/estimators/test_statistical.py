@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strategies against the exact gradient, by Monte-Carlo: false-alarm rate 1e-6 a case, with controls that must fail.
 
-Off-policy, with slack, balanced in expectation first: `equipoise.experiments.audit` draws through the code that users
+Off-policy, with slack, balanced in expectation first: `equipoise.audit` draws through the code that users
 call, and its limits hold for heavy tails.
 """
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.estimators import get_strategy
-from equipoise.experiments.audit import Audit, Baseline, Judgement, draw_problem, judge_outcome, measure
+from equipoise.audit import Conditions, Judgement, audit
 
 DRAWS = 40_000
 CASES = {
@@ -24,9 +23,9 @@ CASES = {
 }
 
 
-def judgement(name: str, baseline: Baseline = "none", **options: Any) -> Judgement:
-    audit = Audit(**{"draws": DRAWS, "row_effect": 0.0, **options})
-    return judge_outcome(measure(get_strategy(name), audit, draw_problem(audit), baseline=baseline))
+def judgement(name: str, baseline: str = "none", **options: Any) -> Judgement:
+    conditions = Conditions(**{"draws": DRAWS, "row_effect": 0.0, **options})
+    return audit(name, conditions, baseline=baseline).judgement
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from equipoise.assignment import assign
+from equipoise.audit import Conditions, Judgement, audit
 from equipoise.estimators import STRATEGIES, Combination, Noise, draw_noise
-from equipoise.experiments.audit import Audit, Judgement, draw_problem, judge_outcome, measure
 from equipoise.sampling import Sample, _proposal, sample_averaged, sample_gumbel_matching
 
 DRAWS = 40_000
@@ -32,8 +32,7 @@ STRATEGY = {
 
 
 def judgement(strategy: Combination, **options: Any) -> Judgement:
-    audit = Audit(**{"draws": DRAWS, "row_effect": 0.0, **options})
-    return judge_outcome(measure(strategy, audit, draw_problem(audit)))
+    return audit(strategy, Conditions(**{"draws": DRAWS, "row_effect": 0.0, **options})).judgement
 
 
 @pytest.mark.parametrize("case", CASES)

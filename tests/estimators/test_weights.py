@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from equipoise._core import checked_log_ratio
-from equipoise.estimators import importance_weight, over_batch, per_expert, probability_ratio
+from equipoise.estimators import STRATEGIES, importance_weight, over_batch, per_expert, probability_ratio
 from equipoise.ops import draw_gumbel
 from equipoise.sampling import Sample, sample_gumbel_matching, sample_independent, sample_skip
 
@@ -93,7 +93,7 @@ def test_an_impossible_sample_is_refused_and_named(batch: tuple[int, ...]) -> No
     s = Sample(z, log_q, torch.ones_like(z, dtype=torch.bool), torch.ones_like(z, dtype=torch.float32))
     where = r"row 1 of problem \[0\]" if batch else "row 1"
     with pytest.raises(ValueError, match=rf"q > 0 at every sampled expert, got log_q = -inf at {where}: "):
-        importance_weight(torch.zeros(*batch, 2, 2), s)
+        importance_weight(torch.full([*batch, 2, 2], 0.5).log(), s)
 
 
 @pytest.mark.parametrize("temperature", [0.0, torch.tensor([0.0, 1.0, 1.0])])
@@ -105,13 +105,27 @@ def test_deterministic_samples_have_no_weights(log_p: Tensor, gumbel: Tensor, sa
 
 
 @pytest.mark.parametrize(("value", "said"), [(2.0, "2.0"), (float("nan"), "nan")])
-def test_logits_in_place_of_log_probabilities_are_refused(value: float, said: str) -> None:
-    logits = torch.tensor([[0.0, 0.0], [value, value]])
-    s = sample_independent(torch.zeros(2, 2), torch.zeros(2, 2))
+def test_logits_beyond_the_rows_that_are_summed_are_refused(value: float, said: str) -> None:
+    log_p = torch.full([40, 2], 0.5).log()
+    log_p[1] = value
+    s = sample_independent(torch.zeros(40, 2), torch.zeros(40, 2))
     with pytest.raises(
         ValueError, match=rf"log_p must hold log-probabilities .* got {said} at row 1: pass torch.log_soft"
     ):
-        probability_ratio(logits, s)
+        probability_ratio(log_p, s)
+
+
+def test_a_weight_that_no_float_can_hold_is_refused(log_p: Tensor) -> None:
+    strategy = STRATEGIES["gm"]
+    noise = strategy.draw_noise(log_p.shape, generator=torch.Generator().manual_seed(0))
+    message = r"importance weights must be finite, got log\(p/q\) = .* at row \d+ of problem .*: raise the temperature"
+    with pytest.raises(ValueError, match=message):
+        strategy.draw(log_p, noise, temperature=1e-6)
+    s, weight = strategy.draw(log_p, noise, temperature=1e-6, importance=False)
+    with pytest.raises(ValueError, match=message):
+        importance_weight(log_p, s)
+    assert float(probability_ratio(log_p, s).max()) == torch.inf  # for callers who look for themselves
+    assert bool(weight.isfinite().all())
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -123,5 +137,5 @@ def test_log_p_must_have_the_shape_of_the_sample(log_p: Tensor, gumbel: Tensor) 
 
 def test_ratio_is_a_well_formed_operator() -> None:
     x = torch.tensor([-1.0, -2.0])
-    torch.library.opcheck(checked_log_ratio, (x, x, None))
-    torch.library.opcheck(checked_log_ratio, (x, x, torch.tensor([False])))
+    torch.library.opcheck(checked_log_ratio, (x, x, None, True))
+    torch.library.opcheck(checked_log_ratio, (x, x, torch.tensor([False]), False))

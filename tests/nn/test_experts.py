@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from equipoise._core import check_expert_modules, check_tokens
 from equipoise.nn import Grouped, MLPExperts, ModuleExperts, SwiGLUExperts, make_experts
 from equipoise.nn import _fused as fused_module
-from equipoise.nn._expert_paths import PATHS, Weights, experts_by_loop, pick_path
+from equipoise.nn._expert_paths import PATHS, pick_path
+from equipoise.nn._plain_experts import Weights, experts_by_loop
 
 DIM, HIDDEN = 8, 16
 KINDS = {

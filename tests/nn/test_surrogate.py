@@ -9,8 +9,8 @@ import torch
 from jaxtyping import config
 from torch import Tensor, nn
 
+from equipoise.audit import Collector, judge
 from equipoise.estimators import EMABaseline, importance_weight, marginal_entropy_loss, reinforce
-from equipoise.experiments.audit import Collector, judge
 from equipoise.nn import MoE, ResidualBaseline, Routings, Surrogate, capture
 from equipoise.nn._credit import credited
 
@@ -321,7 +321,7 @@ def test_bad_mask_and_dtype() -> None:
         Surrogate()(torch.zeros(2, 8, dtype=torch.int64), routings)
 
 
-# --- the layer's audit: false-alarm rate 1e-6 a case; see equipoise.experiments.audit ---------------------------------
+# --- the layer's audit: false-alarm rate 1e-6 a case; see equipoise.audit ---------------------------------
 
 DRAWS = 60
 

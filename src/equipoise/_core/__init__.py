@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types and input checks that every layer shares."""
 
+from equipoise._core._autocast import autocast_device as autocast_device
+from equipoise._core._capacity import Capacity as Capacity
+from equipoise._core._capacity import check_capacity as check_capacity
 from equipoise._core._checks import check_balanced_matrix as check_balanced_matrix
 from equipoise._core._checks import check_baseline as check_baseline
 from equipoise._core._checks import check_broadcasts as check_broadcasts
-from equipoise._core._checks import check_capacity as check_capacity
 from equipoise._core._checks import check_enough_slots as check_enough_slots
 from equipoise._core._checks import check_floating as check_floating
 from equipoise._core._checks import check_fraction as check_fraction
@@ -57,11 +59,14 @@ from equipoise._core._nn_checks import check_priceable as check_priceable
 from equipoise._core._nn_checks import check_rounds as check_rounds
 from equipoise._core._nn_checks import check_router_size as check_router_size
 from equipoise._core._nn_checks import check_rows_like as check_rows_like
+from equipoise._core._nn_checks import check_seed as check_seed
 from equipoise._core._nn_checks import check_share as check_share
 from equipoise._core._nn_checks import check_target as check_target
 from equipoise._core._nn_checks import check_top_k as check_top_k
 from equipoise._core._nn_checks import check_unused as check_unused
 from equipoise._core._nn_checks import check_weighable as check_weighable
+from equipoise._core._records import Record as Record
+from equipoise._core._records import compact_repr as compact_repr
 from equipoise._core._surrogate_checks import check_captured as check_captured
 from equipoise._core._surrogate_checks import check_critic_graph as check_critic_graph
 from equipoise._core._surrogate_checks import check_critic_use as check_critic_use
@@ -74,9 +79,17 @@ from equipoise._core._surrogate_checks import check_routings as check_routings
 from equipoise._core._surrogate_checks import check_same_forward as check_same_forward
 from equipoise._core._surrogate_checks import check_same_routing as check_same_routing
 from equipoise._core._surrogate_checks import check_token_shape as check_token_shape
+from equipoise._core._transforms import check_no_tangent as check_no_tangent
+from equipoise._core._transforms import check_not_batched as check_not_batched
+from equipoise._core._transforms import has_tangent as has_tangent
+from equipoise._core._transforms import in_forward_mode as in_forward_mode
+from equipoise._core._transforms import in_transform as in_transform
+from equipoise._core._transforms import is_batched as is_batched
+from equipoise._core._value_checks import check_log_p as check_log_p
 from equipoise._core._value_checks import check_stochastic as check_stochastic
 from equipoise._core._value_checks import check_temperature as check_temperature
 from equipoise._core._value_checks import checked_choice as checked_choice
+from equipoise._core._value_checks import checked_log_p as checked_log_p
 from equipoise._core._value_checks import checked_log_ratio as checked_log_ratio
 from equipoise._core._value_checks import checked_slots as checked_slots
 from equipoise._core._value_checks import checked_temperature as checked_temperature

@@ -9,22 +9,31 @@ Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 """
 
 from collections.abc import Sequence
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+def check_tensor(name: str, x: Tensor) -> None:
+    """Requires a dense tensor."""
+    if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{name} must be a torch.Tensor, got {type(x).__name__}: wrap it in torch.as_tensor")
+    if x.is_nested:
+        raise ValueError(f"{name} must be a dense tensor, got a nested one: pad its parts, and mask the padding")
+    if x.layout != torch.strided:
+        raise ValueError(f"{name} must be a dense tensor, got layout {x.layout}: convert it with {name}.to_dense()")
 
 
 def check_matrix(name: str, x: Tensor) -> None:
     """Requires a floating-point matrix [..., n, k] with k >= 1."""
-    if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"{name} must be a torch.Tensor, got {type(x).__name__}: wrap it in torch.as_tensor")
+    check_tensor(name, x)
     if x.dtype not in _FLOATS:
         raise ValueError(
             f"{name} must be floating point (float16, bfloat16, float32 or float64), got {x.dtype}: "
-            f"convert it with {name}.float()"
+            f"{f'take {name}.real' if x.is_complex() else f'convert it with {name}.float()'}"
         )
     if x.ndim < 2:
         raise ValueError(
@@ -32,13 +41,17 @@ def check_matrix(name: str, x: Tensor) -> None:
             "add the missing dimension with unsqueeze"
         )
     if x.shape[-1] == 0:
-        raise ValueError(f"{name} must have at least one expert (last dimension k >= 1), got shape {list(x.shape)}")
+        raise ValueError(
+            f"{name} must have at least one expert (last dimension k >= 1), got shape {list(x.shape)}: "
+            "give it a column for each expert"
+        )
 
 
 def check_mask(mask: Tensor | None, shape: Sequence[int]) -> None:
     """Requires None or bool [..., n] that matches `shape` = [..., n]."""
     if mask is None:
         return
+    check_tensor("mask", mask)
     if mask.dtype != torch.bool:
         raise ValueError(
             f"mask must be boolean, True for rows that take an expert, got {mask.dtype}: use mask.bool() or mask > 0"
@@ -49,48 +62,10 @@ def check_mask(mask: Tensor | None, shape: Sequence[int]) -> None:
         )
 
 
-def check_capacity(
-    capacity: int | Sequence[int] | Tensor | None,
-    batch: Sequence[int],
-    n: int,
-    k: int,
-    mask: Tensor | None,
-    device: torch.device,
-) -> Tensor:
-    """Turns any legal `capacity` into int64 [..., k].
-
-    None means ceil(rows that are not masked / k) for each problem of the batch.
-    """
-    shape = [*batch, k]
-    if capacity is None:
-        if mask is None:
-            return torch.full(shape, -(-n // k), dtype=torch.int64, device=device)
-        return ((mask.sum(-1, keepdim=True) + k - 1) // k).expand(shape).contiguous()
-    if isinstance(capacity, bool | float):
-        raise ValueError(f"capacity must be an integer, got {capacity!r}: round it, for example math.ceil(capacity)")
-    if isinstance(capacity, int):
-        if capacity < 0:
-            raise ValueError(f"capacity must be >= 0, got {capacity}: give the number of rows an expert may take")
-        return torch.full(shape, capacity, dtype=torch.int64, device=device)
-    if not isinstance(capacity, Tensor):
-        if any(isinstance(c, float) for c in capacity):
-            raise ValueError(f"capacity must hold integers, got {list(capacity)!r}: round them first")
-        capacity = torch.as_tensor(capacity, device=device)
-    if capacity.dtype not in _INTEGERS:
-        raise ValueError(f"capacity must be an integer tensor, got {capacity.dtype}: convert it with capacity.long()")
-    if capacity.ndim == 0:
-        return capacity.to(torch.int64).expand(shape).contiguous()
-    if list(capacity.shape) not in ([k], shape):
-        raise ValueError(
-            f"capacity must be an int, or have shape [{k}] (one for each expert) or {shape} "
-            f"(one for each problem and expert), got {list(capacity.shape)}"
-        )
-    return capacity.to(torch.int64).expand(shape).contiguous()
-
-
 def check_prices(prices: Tensor, shape: tuple[int, ...]) -> None:
     """Requires floating [..., k] that matches `shape` = [..., k]."""
-    if not prices.is_floating_point():
+    check_tensor("prices", prices)
+    if prices.dtype not in _FLOATS:
         raise ValueError(f"prices must be floating point, got {prices.dtype}: pass an earlier Assignment's .prices")
     if prices.shape != shape:
         raise ValueError(
@@ -110,7 +85,7 @@ def check_same_device(name: str, x: Tensor | None, other_name: str, other: Tenso
 
 def check_one_of(name: str, value: str, known: Sequence[str]) -> None:
     """Requires one of the known names."""
-    if value not in known:
+    if not isinstance(value, str) or value not in known:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
@@ -123,6 +98,8 @@ def check_one_problem(name: str, x: Tensor) -> None:
 
 def check_positive(name: str, value: float | int) -> None:
     """Requires a finite number above zero."""
+    if isinstance(value, bool | str | bytes) or not isinstance(value, SupportsFloat):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{name} must be a number > 0, got {value!r}: give a positive number")
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} must be finite and > 0, got {value}: give a positive number")
 
@@ -169,8 +146,7 @@ def check_balanced_matrix(name: str, p: Tensor, tolerance: float = 1e-6) -> Tens
 
 def check_shape(name: str, x: Tensor, shape: Sequence[int], meaning: str) -> None:
     """Requires a tensor of exactly this shape; `meaning` says what an entry stands for."""
-    if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"{name} must be a torch.Tensor, got {type(x).__name__}: wrap it in torch.as_tensor")
+    check_tensor(name, x)
     if list(x.shape) != list(shape):
         raise ValueError(
             f"{name} must have shape {list(shape)} ({meaning}), got {list(x.shape)}: "

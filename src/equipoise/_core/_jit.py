@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How kernels are compiled: at first use, cached on disk, without the interpreter lock."""
 
-import contextlib
 import functools
 import hashlib
 import inspect
@@ -10,7 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core.caching import IndexDataCacheFile
+
+from equipoise._core._kernel_cache import KernelCache
+from equipoise._core._notice import compiling
+from equipoise._core._parts import make_part
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,30 +38,31 @@ def jit_vector(function: F) -> F:
 
 def _compile(function: F, **options: Any) -> F:
     # Unwrapped, because a run-time type checker (the tests use one) wraps what it checks; Numba compiles no wrapper.
-    compiled = numba.njit(nogil=True, error_model="numpy", **options)(inspect.unwrap(function))
-    # Without a folder to write to, neither beside the source nor in the user's cache, every process compiles anew.
-    with contextlib.suppress(RuntimeError):
-        compiled.enable_caching()
-        _name_after_sources(compiled, Path(inspect.getfile(inspect.unwrap(function))).parent)
+    plain = inspect.unwrap(function)
+    compiled: Any = numba.njit(nogil=True, error_model="numpy", **options)(plain)
+    make_part(compiled)
+    # Numba drops a cached kernel when the file it stands in changes, but not when a kernel that it calls does, and
+    # fails on a cached type whose module is gone. So files are named after all the sources of the folder that holds the
+    # kernel; outside of it kernels call only what is in `_vector.py`.
+    cache = KernelCache(plain, _fingerprint(Path(inspect.getfile(plain)).parent))
+    compiled._cache = cache
+    compiled._compiler.compile = _announced(compiled._compiler.compile, cache)
     return cast(F, compiled)
 
 
-def _name_after_sources(compiled: Any, folder: Path) -> None:
-    # Numba drops a cached kernel when the file it stands in changes, but not when a kernel that it calls does, and
-    # fails on a cached type whose module is gone. Cache files named after all the sources of the folder that holds the
-    # kernel are neither stale nor broken; outside of it kernels call only what is in `_vector.py`.
-    cache = compiled._cache
-    cache._cache_file = IndexDataCacheFile(
-        cache_path=cache.cache_path,
-        filename_base=f"{cache._impl.filename_base}.{_fingerprint(folder)}",
-        source_stamp=None,
-    )
+def _announced(compile_version: Callable[..., Any], cache: KernelCache) -> Callable[..., Any]:
+    def compile_and_say_so(*signature: Any) -> Any:
+        with compiling(cache.cache_path):
+            return compile_version(*signature)
+
+    return compile_and_say_so
 
 
 @functools.cache
 def _fingerprint(folder: Path) -> str:
     digest = hashlib.sha256(Path(__file__).read_bytes())
-    digest.update(Path(__file__).with_name("_vector.py").read_bytes())
+    for shared in ("_parts.py", "_vector.py"):
+        digest.update(Path(__file__).with_name(shared).read_bytes())
     for source in sorted(folder.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:12]

@@ -13,6 +13,15 @@ def check_at_least(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name} must be an integer >= {least}, got {value!r}: give a whole number")
 
 
+def check_seed(name: str, value: int) -> None:
+    """Requires a seed that torch takes, with room for the streams that are derived from it."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"{name} must be an integer from 0 to 2**62 - 1, because torch's seeds have 64 bits, got {value!r}: "
+            "give one in that range"
+        )
+
+
 def check_top_k(top_k: int, num_experts: int) -> None:
     """Requires no more experts a row than there are."""
     if top_k > num_experts:

@@ -6,3 +6,11 @@ from equipoise.assignment._assign import assign as assign
 from equipoise.assignment._assignment import Assignment as Assignment
 from equipoise.assignment._conditional import conditional_values as conditional_values
 from equipoise.assignment._conditional import detour_costs as detour_costs
+
+__all__ = [
+    "Assignment",
+    "METHODS",
+    "assign",
+    "conditional_values",
+    "detour_costs",
+]

@@ -3,36 +3,36 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equipoise._core import (
+    Capacity,
     check_capacity,
     check_mask,
     check_matrix,
     check_one_of,
     check_prices,
     check_same_device,
+    has_tangent,
+    in_transform,
 )
 from equipoise._core._operators import operator
 from equipoise.assignment._assignment import Assignment
 from equipoise.assignment._infeasible import check_start
+from equipoise.assignment._range import Solved, Solver, solve_in_range
 
 Method = Literal["auto", "primal-dual", "cycle-cancelling", "auction"]
 METHODS = ("auto", "primal-dual", "cycle-cancelling", "auction")
 
-# z, counts, capacity, mask, value, prices, gap.
-_Solved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
 
 def assign(
     scores: Float[Tensor, "*batch n k"],
-    capacity: int | Sequence[int] | Integer[Tensor, "..."] | None = None,
+    capacity: Capacity = None,
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     prices: Float[Tensor, "*batch k"] | None = None,
@@ -51,7 +51,8 @@ def assign(
     Args:
         scores: what assigning row i to expert j is worth; -inf forbids the pair. float16, bfloat16, float32, float64.
         capacity: rows that an expert may take. None: ceil(rows that are not masked / k); an int; one for each expert,
-            shape [k]; or one for each problem and expert, shape [..., k]. Capacities may sum to more than the rows.
+            shape [k]; or one for each problem and expert, shape [..., k], in a list, a NumPy array or a tensor.
+            Capacities may sum to more than the rows. Those above 2**40 are no limit, and are returned as 2**40.
         mask: False for rows that take no expert (padding).
         prices: a start from an earlier `Assignment.prices`. It changes the time, not the value of the result.
         method: "primal-dual": exact, on the CPU, compiled; "cycle-cancelling": exact, the paper's own algorithm, on any
@@ -59,7 +60,9 @@ def assign(
             second elsewhere.
 
     Returns:
-        The assignment, with its value, the prices and the optimality gap in float64. Of several optimal assignments the
+        The assignment, with its value, the prices and the optimality gap in float64. The value is differentiable: its
+        gradient is 1 at the pairs that were assigned and 0 elsewhere (the envelope theorem; where several assignments
+        are optimal, a subgradient). Nothing else carries a gradient. Of several optimal assignments the
         result is the same for the same input, whatever the number of threads. The rule of "primal-dual": a row that is
         tied between experts takes the one with the most room left, then the lowest index, last row first (in large
         problems those with the most candidates first, in every 1,024 rows); chains of moves end at the lowest index
@@ -68,9 +71,10 @@ def assign(
         the lowest expert.
 
     Raises:
-        ValueError: scores are not a floating-point matrix, hold NaN or +inf, or forbid so much that nothing feasible is
-            left; capacities are negative, not integers, of the wrong shape or too small for the rows; mask or prices do
-            not fit; tensors are on different devices; the method is unknown.
+        ValueError: scores are not a floating-point matrix, hold NaN or +inf, forbid so much that nothing feasible is
+            left, or are so large that their total is beyond float64; capacities are negative, not integers, of the
+            wrong shape or too small for the rows; mask or prices do not fit; tensors are on different devices; the
+            method is unknown.
 
     Example:
         Three rows prefer expert 0, which takes two. The one that loses least by it goes elsewhere.
@@ -105,21 +109,37 @@ def assign(
         raise ValueError(
             f'method "primal-dual" needs scores on the CPU, got {scores.device}: use "cycle-cancelling" or scores.cpu()'
         )
+    # Within torch.vmap a tensor does not tell whether it is differentiated further out.
+    differentiated = (scores.requires_grad and torch.is_grad_enabled()) or in_transform() or has_tangent(scores)
     z, counts, full_capacity, used_mask, value, final_prices, gap = _OPERATOR(
-        scores.detach() if scores.requires_grad else scores,
+        scores.detach() if differentiated or scores.requires_grad else scores,
         given,
         mask,
-        prices.detach() if prices is not None and prices.requires_grad else prices,
+        prices.detach() if prices is not None and (differentiated or prices.requires_grad) else prices,
         method,
     )
+    if differentiated:
+        value = _with_gradient(value, scores, z, mask)
     return Assignment(
         z=z, counts=counts, capacity=full_capacity, mask=used_mask, value=value, prices=final_prices, gap=gap
     )
 
 
+def _with_gradient(value: Tensor, scores: Tensor, z: Tensor, mask: Tensor | None) -> Tensor:
+    """Adds zero to the value, with the derivative of the assigned scores' sum.
+
+    That is the derivative of the value itself: where scores change a little, the same assignment remains the best.
+    """
+    expert = z if mask is None else z.clamp(max=scores.shape[-1] - 1)
+    assigned = scores.gather(-1, expert.unsqueeze(-1))
+    if mask is not None:
+        assigned = assigned.masked_fill(~mask.unsqueeze(-1), 0.0)
+    return value + (assigned - assigned.detach()).sum((-2, -1), dtype=torch.float64)
+
+
 def _assign_fake(
     scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, method: str
-) -> _Solved:
+) -> Solved:
     *batch, n, k = scores.shape
     return (
         scores.new_empty([*batch, n], dtype=torch.int64),
@@ -135,16 +155,28 @@ def _assign_fake(
 @operator("assign", fake=_assign_fake)
 def _assign_op(
     scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, method: str
-) -> _Solved:
+) -> Solved:
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
-    if method == "primal-dual":
-        return _compiled_solver()(scores, capacity, mask, prices)
-    return _solve_in_torch(scores, capacity, mask, prices, method)
+    solve = _compiled_solver() if method == "primal-dual" else functools.partial(_solve_in_torch, method=method)
+    return solve_in_range(solve, scores, capacity, mask, prices)
+
+
+def _assign_vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Solved, tuple[int, ...]]:
+    """Hands the dimension that `torch.vmap` maps over to the operator, as the first of the batch."""
+    *tensors, method = arguments
+    batched = [
+        x if x is None else x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip(tensors, in_dims[:-1], strict=True)
+    ]
+    return _OPERATOR(*batched, method), (0,) * 7
+
+
+torch.library.register_vmap("equipoise::assign", _assign_vmap)
 
 
 @functools.cache
-def _compiled_solver() -> Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], _Solved]:
+def _compiled_solver() -> Solver:
     # Imported here because importing Numba takes as long as half a training step of a small model, and because whoever
     # uses another method needs none of it. Once, because even to find it imported already takes 7 us.
     from equipoise.assignment._primal_dual import primal_dual
@@ -157,7 +189,7 @@ _OPERATOR = torch.ops.equipoise.assign.default
 
 def _solve_in_torch(
     scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, method: str
-) -> _Solved:
+) -> Solved:
     from equipoise.assignment._auction import auction_assign
     from equipoise.assignment._certificate import certificate
     from equipoise.assignment._cycle_cancelling import cycle_cancelling

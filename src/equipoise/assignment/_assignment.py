@@ -5,18 +5,21 @@ from dataclasses import dataclass
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils import _pytree  # pyright: ignore[reportPrivateUsage]
+
+from equipoise._core import Record, compact_repr
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Assignment(Record):
     """A balanced assignment of n rows to k experts, with its certificate.
 
     Attributes:
         z: the expert of each row; k where a row takes no expert (it is masked).
         counts: rows that each expert took.
-        capacity: rows that each expert could take, as used.
+        capacity: rows that each expert could take, as used; at most 2**40.
         mask: rows that had to be assigned, as used.
-        value: the sum of the scores of the assigned pairs.
+        value: the sum of the scores of the assigned pairs, differentiable with respect to the scores.
         prices: an optimal dual variable for each expert, >= 0, and 0 for every expert with a free slot; when no expert
             has one, shifted so that the least is 0. Row i is at z_i because no expert offers more than
             `scores[i, z_i] - prices[z_i]`.
@@ -31,3 +34,13 @@ class Assignment:
     value: Float[Tensor, "*batch"]
     prices: Float[Tensor, "*batch k"]
     gap: Float[Tensor, "*batch"]
+
+    def __repr__(self) -> str:
+        """Shows the sizes, and how good it is."""
+        *batch, n = self.z.shape
+        sizes = {"batch": batch or None, "n": n, "k": self.counts.shape[-1]}
+        return compact_repr(self, **sizes, value=self.value, gap=self.gap)
+
+
+# So that torch.vmap may return one.
+_pytree.register_dataclass(Assignment, serialized_type_name="equipoise.assignment.Assignment")

@@ -70,8 +70,8 @@ def conditional_values(scores: Float[Tensor, "*batch n k"], assignment: Assignme
         Kool, Maddison, Mnih, Unbiased gradient estimation with balanced assignments for mixtures of experts (2021),
         appendix D.3 and D.4.
     """
+    _check_fits(scores, assignment)
     a = assignment
-    _check_fits(scores, a)
     return torch.ops.equipoise.conditional_values(scores, a.z, a.counts, a.capacity, a.mask, a.value, a.prices, a.gap)
 
 
@@ -104,13 +104,17 @@ def detour_costs(scores: Float[Tensor, "*batch n k"], assignment: Assignment) ->
         >>> detour_costs(scores, eq.assign(scores)).tolist()
         [[0.0, 1.0], [3.0, 0.0]]
     """
+    _check_fits(scores, assignment)
     a = assignment
-    _check_fits(scores, a)
     return torch.ops.equipoise.detour_costs(scores, a.z, a.counts, a.capacity, a.value, a.prices, a.gap)
 
 
 def _check_fits(scores: Tensor, a: Assignment) -> None:
     check_matrix("scores", scores)
+    if not isinstance(a, Assignment):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"assignment must be an Assignment, got {type(a).__name__}: pass what assign returned for these scores"
+        )
     *batch, n, k = scores.shape
     check_shape("assignment.z", a.z, [*batch, n], "one expert for each row of scores")
     check_shape("assignment.counts", a.counts, [*batch, k], "one number for each expert of scores")

@@ -4,3 +4,9 @@
 from equipoise.balancing._result import Balanced as Balanced
 from equipoise.balancing._result import ConvergenceWarning as ConvergenceWarning
 from equipoise.balancing._sinkhorn import sinkhorn as sinkhorn
+
+__all__ = [
+    "Balanced",
+    "ConvergenceWarning",
+    "sinkhorn",
+]

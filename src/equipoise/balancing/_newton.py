@@ -32,7 +32,7 @@ _OVERSHOOT = 0.3
 _DAMPING_LEAST = 1e-12
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class State:
     """Where each problem of a group stands; every field leads with b.
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise._core import check_no_tangent, in_transform
 from equipoise.balancing._feasible import require_capacity, require_rows
 from equipoise.balancing._gradient import implicit_gradient
 from equipoise.balancing._problem import count_rows, is_tight
@@ -93,3 +94,27 @@ def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None,
 
 
 balance.register_autograd(_backward, setup_context=_save_for_backward)
+
+
+class _Balance(torch.autograd.Function):
+    """The operator once more, in the form that `torch.func` takes; where it is not needed, it takes more time."""
+
+    generate_vmap_rule = True
+    setup_context = staticmethod(_save_for_backward)
+    backward = staticmethod(_backward)
+
+    @staticmethod
+    def forward(
+        logits: Tensor, mask: Tensor | None, target: Tensor, tolerance: float, max_iterations: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return balance(logits, mask, target, tolerance, max_iterations)
+
+
+def transformable_balance(
+    logits: Tensor, mask: Tensor | None, target: Tensor, tolerance: float, max_iterations: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Does what `balance` does, within `torch.func.grad`, `jacrev` and `torch.vmap` too."""
+    check_no_tangent("logits", logits, remedy="use reverse mode (torch.func.grad, jacrev), or logits.detach()")
+    if in_transform():
+        return _Balance.apply(logits, mask, target, tolerance, max_iterations)  # pyright: ignore[reportReturnType]
+    return balance(logits, mask, target, tolerance, max_iterations)

@@ -16,7 +16,7 @@ _CHUNK = 1 << 18
 _NARROW = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Problem:
     """Balancing problems of one shape: P_ij = softmax_j(x_ij - prices_j), with column sums bounded by `target`.
 

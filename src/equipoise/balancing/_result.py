@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from equipoise._core import Record, compact_repr
+
 
 class ConvergenceWarning(RuntimeWarning):
     """Balancing stopped before the column sums were within the tolerance; the message says how far they are off."""
 
 
-@dataclass(frozen=True, slots=True)
-class Balanced:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Balanced(Record):
     """Probabilities whose rows sum to 1 and whose columns respect the capacity, with how they were reached.
 
     Attributes:
@@ -33,3 +35,9 @@ class Balanced:
     converged: Bool[Tensor, "*batch"]
     iterations: Int[Tensor, "*batch"]
     error: Float[Tensor, "*batch"]
+
+    def __repr__(self) -> str:
+        """Shows the sizes, and how it ended."""
+        *batch, n, k = self.log_p.shape
+        ended = {"converged": self.converged, "iterations": self.iterations, "error": self.error}
+        return compact_repr(self, batch=batch or None, n=n, k=k, **ended)

@@ -4,12 +4,11 @@
 Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 """
 
-from collections.abc import Sequence
-
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equipoise._core import (
+    Capacity,
     check_capacity,
     check_iterations,
     check_mask,
@@ -17,14 +16,14 @@ from equipoise._core import (
     check_positive,
     check_same_device,
 )
-from equipoise.balancing._operator import balance
+from equipoise.balancing._operator import transformable_balance
 from equipoise.balancing._problem import count_rows
 from equipoise.balancing._result import Balanced
 
 
 def sinkhorn(
     logits: Float[Tensor, "*batch n k"],
-    capacity: int | Sequence[int] | Int[Tensor, "*any"] | None = None,
+    capacity: Capacity = None,
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     tolerance: float = 1e-6,
@@ -50,8 +49,8 @@ def sinkhorn(
 
     Args:
         logits: router logits [..., n, k]; -inf forbids a pair. float16, bfloat16, float32 or float64.
-        capacity: what a column may sum to: an int, [k] or [..., k]. None: every column sums to (rows that are not
-            masked) / k exactly, which need not be a whole number.
+        capacity: what a column may sum to: an int, [k] or [..., k], as `assign` takes it. None: every column sums to
+            (rows that are not masked) / k exactly, which need not be a whole number.
         mask: rows that count [..., n]; False rows (padding) are not looked at.
         tolerance: the relative column error to stop at.
         max_iterations: how often the column sums may be evaluated.
@@ -95,5 +94,5 @@ def sinkhorn(
         if isinstance(capacity, Tensor):
             check_same_device("capacity", capacity, "logits", logits)
         target = check_capacity(capacity, batch, n, k, mask, logits.device).double()
-    log_p, prices, converged, iterations, error = balance(logits, mask, target, tolerance, max_iterations)
+    log_p, prices, converged, iterations, error = transformable_balance(logits, mask, target, tolerance, max_iterations)
     return Balanced(log_p=log_p, prices=prices, converged=converged, iterations=iterations, error=error)

@@ -31,7 +31,7 @@ _SUSPICIOUS = 60
 _UNDERFLOW = 800.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Solution:
     """What the operator returns, for all problems: see `Balanced`."""
 

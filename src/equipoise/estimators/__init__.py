@@ -25,3 +25,30 @@ from equipoise.estimators._weights import importance_weight as importance_weight
 from equipoise.estimators._weights import over_batch as over_batch
 from equipoise.estimators._weights import per_expert as per_expert
 from equipoise.estimators._weights import probability_ratio as probability_ratio
+
+__all__ = [
+    "Combination",
+    "EMABaseline",
+    "Noise",
+    "PAPER_STRATEGIES",
+    "RegressionCritic",
+    "STRATEGIES",
+    "Strategy",
+    "check_strategy",
+    "draw_noise",
+    "draws_baseline",
+    "ema_update",
+    "gate",
+    "gated_loss",
+    "get_strategy",
+    "importance_weight",
+    "leave_one_out_baseline",
+    "load_balance_loss",
+    "marginal_entropy_loss",
+    "mean_probabilities",
+    "over_batch",
+    "per_expert",
+    "probability_ratio",
+    "reinforce",
+    "z_loss",
+]

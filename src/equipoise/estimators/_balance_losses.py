@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import check_mask, check_matrix, check_shape, check_unbalanced
+from equipoise._core import check_log_p, check_mask, check_matrix, check_shape, check_unbalanced
 from equipoise.ops import count_groups, largest
 from equipoise.sampling import Sample
 
@@ -47,6 +47,7 @@ def load_balance_loss(
     """
     check_matrix("log_p", log_p)
     check_mask(mask, log_p.shape[:-1])
+    check_log_p(log_p, mask)
     k = log_p.shape[-1]
     if assigned is None:
         _, z = largest(log_p.detach())
@@ -85,6 +86,7 @@ def marginal_entropy_loss(
     """
     check_matrix("log_p", log_p)
     check_mask(mask, log_p.shape[:-1])
+    check_log_p(log_p, mask)
     mean_p = mean_probabilities(log_p, mask)
     # Without the floor an expert that no row can reach has derivative log 0.
     floor = torch.finfo(mean_p.dtype).tiny

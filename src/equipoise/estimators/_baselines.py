@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Baselines: what to subtract from the losses so that the score-function term varies less.
 
-A baseline for row i may not depend on z_i. Under skip and Gumbel-Matching the other rows' experts do depend on z_i.
+A baseline for row i may not depend on z_i. Under skip and Gumbel-Matching the other rows' experts do depend on z_i, so
+a mean over the batch is biased there. `reinforce` cannot see how a baseline was computed: use the functions of this
+file, which know the sample, or statistics of past batches.
 
 Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 """
@@ -12,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_fraction, check_rows_independent, check_several_draws, check_shape
+from equipoise._core import check_fraction, check_rows_independent, check_several_draws, check_shape, compact_repr
 from equipoise.sampling import Sample
 
 # Keeps 0 / 0 from being NaN where nothing was kept.
@@ -78,6 +80,10 @@ class EMABaseline:
         check_fraction("decay", decay)
         self.decay = decay
         self.value: Tensor = torch.zeros(tuple(shape))
+
+    def __repr__(self) -> str:
+        """Shows the settings, and the average."""
+        return compact_repr(self, decay=self.decay, value=self.value)
 
     def update(self, losses: Float[Tensor, "*batch n"], s: Sample) -> None:
         """Takes in the losses of a batch, after its estimate has read `value`.

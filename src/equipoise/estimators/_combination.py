@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_draws, check_eps, check_option
+from equipoise._core import check_draws, check_eps, check_option, checked_log_p, compact_repr
 from equipoise.estimators._protocol import Noise, draw_noise
 from equipoise.estimators._weights import per_expert, probability_ratio
 from equipoise.sampling import Sample
@@ -25,7 +25,7 @@ Sampler = Callable[..., Sample]
 """Called as `sampler(log_p, noise, temperature=, capacity=, mask=, sinkhorn_first=)`, and `eps=` where it mixes."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Combination:
     """A strategy made of a sampler and a correction for the rows that were dropped. Meets `Strategy`.
 
@@ -58,6 +58,11 @@ class Combination:
     draws: int = 1
     paper: bool = False
     doc: str
+
+    def __repr__(self) -> str:
+        """Shows the name, what is claimed, and the options that it has."""
+        options = {"eps": self.eps if self.mixes else None, "draws": self.draws if self.averages else None}
+        return compact_repr(self, name=self.name, balanced=self.balanced, unbiased=self.unbiased, **options)
 
     def with_options(self, *, eps: float | None = None, draws: int | None = None) -> "Combination":
         """Makes the same strategy with another mixture weight, or another number of draws.
@@ -148,4 +153,6 @@ class Combination:
             how["eps"] = self.eps if eps is None else eps
         s = self.sampler(log_p, noise, sinkhorn_first=sinkhorn_first, **how)
         weight = self.correction(s)
-        return s, weight * probability_ratio(log_p, s) if importance else weight
+        if importance:
+            return s, weight * probability_ratio(log_p, s, finite=True)
+        return s, checked_log_p(log_p, mask, weight)

@@ -17,6 +17,7 @@ from equipoise._core import (
     check_iterations,
     check_num_experts,
     check_shape,
+    compact_repr,
 )
 from equipoise.sampling import Sample
 
@@ -82,6 +83,11 @@ class RegressionCritic:
         size = (*self.shape, num_experts, num_features + 1, num_features + 2)
         self.moments: Tensor = torch.zeros(size, dtype=torch.float64)
         self._fit: tuple[Tensor, Tensor] | None = None
+
+    def __repr__(self) -> str:
+        """Shows the settings."""
+        sizes = {"num_experts": self.num_experts, "num_features": self.num_features}
+        return compact_repr(self, **sizes, decay=self.decay, shape=self.shape or None)
 
     @property
     def coefficients(self) -> tuple[Float[Tensor, "*shape k"], Float[Tensor, "*shape k F"]]:

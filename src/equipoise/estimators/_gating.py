@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_shape
-from equipoise.estimators._reinforce import active_rows, check_rows, mean_over_rows, only
-from equipoise.estimators._weights import importance_weight
+from equipoise._core import check_log_p, check_shape
+from equipoise.estimators._reinforce import active_rows, check_rows, checked_weight, mean_over_rows, only
 from equipoise.sampling import Sample
 
 
@@ -34,6 +33,7 @@ def gate(log_p: Float[Tensor, "*batch n k"], s: Sample) -> Float[Tensor, "*batch
         tensor([0.7500])
     """
     check_shape("log_p", log_p, s.log_q.shape, "that of the logits that were sampled")
+    check_log_p(log_p, s.mask)
     p_z = s.at_z(log_p).exp()
     return p_z if s.mask is None else torch.where(s.mask, p_z, 0.0)
 
@@ -72,5 +72,5 @@ def gated_loss(
         tensor(0.2500)
     """
     check_rows(log_p, s, losses, weight)
-    weight = importance_weight(log_p, s) if weight is None else weight.detach()
+    weight = checked_weight(log_p, s, weight)
     return mean_over_rows(only(active_rows(s, weight), weight * losses), s)

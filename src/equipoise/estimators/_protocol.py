@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_draws, check_known_keywords
+from equipoise._core import Record, check_draws, check_known_keywords, compact_repr
 from equipoise.ops import draw_gumbel, draw_uniform
 from equipoise.sampling import Sample
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Noise(Record):
     """The randomness of one draw.
 
     Attributes:
@@ -32,6 +32,10 @@ class Noise:
     priority: Float[Tensor, "*problems n"] | None = None
     coin: Float[Tensor, "*batch n"] | None = None
     pick: Float[Tensor, "..."] | None = None
+
+    def __repr__(self) -> str:
+        """Shows the shapes of what there is."""
+        return compact_repr(self, gumbel=self.gumbel, priority=self.priority, coin=self.coin, pick=self.pick)
 
 
 def draw_noise(

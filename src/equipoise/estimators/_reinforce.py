@@ -8,7 +8,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import check_baseline, check_critic, check_floating, check_not_the_losses, check_shape
+from equipoise._core import (
+    check_baseline,
+    check_critic,
+    check_floating,
+    check_not_the_losses,
+    check_shape,
+    checked_log_p,
+    is_batched,
+)
 from equipoise.estimators._weights import importance_weight
 from equipoise.sampling import Sample
 
@@ -45,14 +53,19 @@ def reinforce(
     Unbiased when: the weights are (see `importance_weight`) and b for row i does not depend on z_i. Under skip and
     Gumbel-Matching the other rows' experts depend on z_i, so a baseline that sees the rest of the batch is biased
     there; statistics of past batches are always fine. The same holds for row i of the critic, which may differ by
-    expert but may not have seen which one was drawn: predict first, fit afterwards. Only the losses themselves are
-    recognised as a baseline and refused; what was computed from them cannot be told from what was not.
+    expert but may not have seen which one was drawn: predict first, fit afterwards.
+
+    Not detected: a baseline that was computed from the losses of this batch, such as `losses.mean()`. A tensor does not
+    tell what it was computed from, so only the losses themselves are recognised and refused. Under a capacity such a
+    baseline is **biased**, without a warning. `leave_one_out_baseline` knows the sample and refuses there;
+    `equipoise audit --baseline leave-one-out` measures the bias.
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
         s: the sample.
         losses: f(x_i, z_i), with or without gradient. For a loss that rows share, expand it.
-        baseline: b: a number, one for each problem [...] or one for each row [..., n].
+        baseline: b: a number, one for each problem [...] or one for each row [..., n]; not a mean over this batch, see
+            above.
         weight: w; None is `importance_weight(log_p, s)`.
         critic: c, finite, for example from a `RegressionCritic`; None for none. With it, and b on top, b should be what
             the critic leaves: 0 if it predicts well.
@@ -78,7 +91,7 @@ def reinforce(
     check_rows(log_p, s, losses, weight)
     if critic is not None:
         check_critic(critic, log_p.shape)
-    weight = importance_weight(log_p, s) if weight is None else weight.detach()
+    weight = checked_weight(log_p, s, weight)
     active = active_rows(s, weight)
     with torch.no_grad():
         advantage = losses - _per_row(baseline, losses)
@@ -91,6 +104,13 @@ def reinforce(
         expected = _expectation(log_p, critic.detach(), s.mask)
         terms = terms + (expected - expected.detach())
     return mean_over_rows(terms, s)
+
+
+def checked_weight(
+    log_p: Float[Tensor, "*batch n k"], s: Sample, weight: Float[Tensor, "*batch n"] | None
+) -> Float[Tensor, "*batch n"]:
+    """Returns the weights, detached: importance weights if none are given. Requires log_p to be what it says."""
+    return importance_weight(log_p, s) if weight is None else checked_log_p(log_p, s.mask, weight.detach())
 
 
 def _expectation(log_p: Tensor, critic: Tensor, mask: Tensor | None) -> Float[Tensor, "*batch n"]:
@@ -107,7 +127,8 @@ def active_rows(s: Sample, weight: Float[Tensor, "*batch n"]) -> Bool[Tensor, "*
     """
     active = s.kept & (weight != 0)
     # On the CPU a look at the values is free, and cutting nothing out takes a third of the time of the estimate.
-    if active.device.type == "cpu" and not torch.compiler.is_compiling() and bool(active.all()):
+    visible = active.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(active)
+    if visible and bool(active.all()):
         return None
     return active
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_shape, check_stochastic, checked_log_ratio
+from equipoise._core import check_shape, check_stochastic, checked_log_p, checked_log_ratio
 from equipoise.sampling import Sample
 
 
@@ -40,16 +40,20 @@ def importance_weight(log_p: Float[Tensor, "*batch n k"], s: Sample) -> Float[Te
         >>> importance_weight(torch.log_softmax(logits, -1), s)
         tensor([1., 1.])
     """
-    return probability_ratio(log_p, s) * per_expert(s)
+    return probability_ratio(log_p, s, finite=True) * per_expert(s)
 
 
 @torch.no_grad()
-def probability_ratio(log_p: Float[Tensor, "*batch n k"], s: Sample) -> Float[Tensor, "*batch n"]:
+def probability_ratio(
+    log_p: Float[Tensor, "*batch n k"], s: Sample, *, finite: bool = False
+) -> Float[Tensor, "*batch n"]:
     """Computes p/q at the sampled experts, detached; 1 for rows that are dropped or masked.
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1.
         s: the sample, drawn at temperature > 0.
+        finite: refuse a ratio that overflows, as `importance_weight` and the strategies do; False: it is inf, for
+            callers who look for themselves.
 
     Returns:
         [..., n], at least float32.
@@ -58,8 +62,8 @@ def probability_ratio(log_p: Float[Tensor, "*batch n k"], s: Sample) -> Float[Te
     if isinstance(s.deterministic, bool):
         check_stochastic(s.deterministic)
     deterministic = None if isinstance(s.deterministic, bool) else s.deterministic
-    log_p_z, log_q_z = s.at_z(log_p.detach()), s.at_z(s.log_q)
-    return checked_log_ratio(log_p_z.to(log_q_z.dtype), log_q_z, deterministic).exp()
+    log_p_z, log_q_z = checked_log_p(log_p, s.mask, s.at_z(log_p.detach())), s.at_z(s.log_q)
+    return checked_log_ratio(log_p_z.to(log_q_z.dtype), log_q_z, deterministic, finite).exp()
 
 
 def per_expert(s: Sample) -> Float[Tensor, "*batch n"]:

@@ -11,7 +11,6 @@ from equipoise.nn._capture import emit as emit
 from equipoise.nn._dispatch import Dispatcher as Dispatcher
 from equipoise.nn._dispatch import LocalDispatcher as LocalDispatcher
 from equipoise.nn._dispatch import LocalMetadata as LocalMetadata
-from equipoise.nn._expert_paths import experts_by_loop as experts_by_loop
 from equipoise.nn._experts import Experts as Experts
 from equipoise.nn._experts import MLPExperts as MLPExperts
 from equipoise.nn._experts import ModuleExperts as ModuleExperts
@@ -27,6 +26,7 @@ from equipoise.nn._peer_rules import Dense as Dense
 from equipoise.nn._peer_rules import Hash as Hash
 from equipoise.nn._peer_rules import SinkhornBase as SinkhornBase
 from equipoise.nn._peer_rules import TopK as TopK
+from equipoise.nn._plain_experts import experts_by_loop as experts_by_loop
 from equipoise.nn._readout import Readout as Readout
 from equipoise.nn._readout import ReadoutLoss as ReadoutLoss
 from equipoise.nn._residual_baseline import ResidualBaseline as ResidualBaseline
@@ -48,3 +48,53 @@ from equipoise.nn._selection import choose_top as choose_top
 from equipoise.nn._stats import RoutingStats as RoutingStats
 from equipoise.nn._strategy_rule import StrategyRule as StrategyRule
 from equipoise.nn._surrogate import Surrogate as Surrogate
+
+__all__ = [
+    "AutoProposal",
+    "Base",
+    "Choice",
+    "CosineSchedule",
+    "Dense",
+    "Dispatcher",
+    "Experts",
+    "ExponentialSchedule",
+    "Grouped",
+    "Hash",
+    "LayerBaselines",
+    "LinearSchedule",
+    "LocalDispatcher",
+    "LocalMetadata",
+    "LossFree",
+    "MLPExperts",
+    "MoE",
+    "ModuleExperts",
+    "NamedRouter",
+    "Priced",
+    "ROUTERS",
+    "Readout",
+    "ReadoutLoss",
+    "ResidualBaseline",
+    "RouteRequest",
+    "Router",
+    "Routing",
+    "RoutingRule",
+    "RoutingSource",
+    "RoutingStats",
+    "RoutingWarning",
+    "Routings",
+    "RunningPrices",
+    "Schedule",
+    "SinkhornBase",
+    "StrategyRule",
+    "Surrogate",
+    "SwiGLUExperts",
+    "TopK",
+    "capture",
+    "choose",
+    "choose_top",
+    "drop_overflow",
+    "emit",
+    "experts_by_loop",
+    "make_experts",
+    "parameter_groups",
+]

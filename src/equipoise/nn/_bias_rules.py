@@ -122,6 +122,10 @@ class Priced(nn.Module):
         self.top_k, self.limited = top_k, limited
         self.average = RunningPrices(num_experts, decay, device=device)
 
+    def extra_repr(self) -> str:
+        """Shows the settings."""
+        return f"top_k={self.top_k}, limited={self.limited}"
+
     def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
         """Chooses experts.
 
@@ -183,6 +187,10 @@ class LossFree(WideBuffers):
         check_positive("rate", rate)
         self.top_k, self.rate, self.limited = top_k, rate, limited
         self.register_buffer("bias", torch.zeros(num_experts, device=device))
+
+    def extra_repr(self) -> str:
+        """Shows the settings."""
+        return f"{self.bias.shape[0]}, top_k={self.top_k}, rate={self.rate}, limited={self.limited}"
 
     def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
         """Chooses experts.

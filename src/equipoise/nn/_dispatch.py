@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_one_of, check_tokens, checked_counts
+from equipoise._core import check_one_of, check_tokens, checked_counts, compact_repr
 from equipoise.nn._grouped import Grouped
 from equipoise.nn._permutation import combine_rows, gather_rows
 from equipoise.nn._routing import Routing
@@ -54,7 +54,7 @@ class Dispatcher(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LocalMetadata:
     """The map between choices (token t, i-th expert: t * K + i) and rows of the groups, in both directions.
 
@@ -102,6 +102,9 @@ class LocalDispatcher:
     def __init__(self, layout: str = "auto") -> None:
         check_one_of("layout", layout, _LAYOUTS)
         self.layout = layout
+
+    def __repr__(self) -> str:
+        return compact_repr(self, layout=self.layout)
 
     def dispatch(self, x: Float[Tensor, "T dim"], routing: Routing) -> tuple[Grouped, LocalMetadata]:
         """Groups the tokens by expert; see `Dispatcher`."""

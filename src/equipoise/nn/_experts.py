@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from equipoise._core import (
+    autocast_device,
     check_expert_modules,
     check_expert_number,
     check_expert_output,
@@ -23,8 +24,9 @@ from equipoise._core import (
     check_size,
     check_tokens,
 )
-from equipoise.nn._expert_paths import PATHS, Weights, experts_by_loop, pick_path
+from equipoise.nn._expert_paths import PATHS, pick_path
 from equipoise.nn._grouped import Grouped
+from equipoise.nn._plain_experts import Weights, experts_by_loop
 
 _KINDS = ("mlp", "swiglu")
 _COMPUTE = ("auto", *PATHS)
@@ -98,7 +100,7 @@ class _StackedExperts(nn.Module):
         """
         check_tokens("rows", groups.rows, None, self.dim)
         check_group_sizes(groups.rows.shape[0], groups.num_experts, groups.slots, self.num_experts)
-        device = groups.rows.device.type
+        device = autocast_device(groups.rows.device)
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         if cast is None or groups.rows.dtype == torch.float64:  # which autocast leaves alone
             check_same_dtype("rows", groups.rows, "the experts' parameters", self.up)
@@ -142,7 +144,7 @@ class MLPExperts(_StackedExperts):
         activation: "gelu" (exact) or "relu".
         bias: whether the layers add one.
         compute: "auto" picks the fastest way. "fused", "bmm" (even groups only), "grouped" (`torch.nn.functional.
-            grouped_mm`) and "loop" insist on one; the results agree. "bmm" and "loop" can be differentiated twice.
+            grouped_mm`) and "loop" insist on one; the results agree.
         device: of the parameters.
         dtype: of the parameters.
 

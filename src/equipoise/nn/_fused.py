@@ -25,6 +25,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.nn._grouped import Grouped
+from equipoise.nn._plain_experts import Weights, plain_experts
+
 _aten = torch.ops.aten
 # Rows that go through both layers at once, more or less: 8 MB of float32 at hidden 2,048. Every piece costs a pass over
 # the weights and their gradients, so much smaller ones slow the products down.
@@ -100,7 +103,7 @@ def fused_experts(
     down_bias: Tensor | None,
     activation: str,
 ) -> Tensor:
-    """Applies each expert to its group of rows, differentiable once.
+    """Applies each expert to its group of rows. Differentiable; from the second derivative on, in plain torch.
 
     Args:
         rows: grouped by expert, [m, D].
@@ -238,8 +241,8 @@ def _new_gradients(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    rows, counts, slots, up, _, down, _, activation, _ = inputs
-    ctx.save_for_backward(rows, output[1], counts, up, down)
+    rows, counts, slots, up, up_bias, down, down_bias, activation, _ = inputs
+    ctx.save_for_backward(rows, output[1], counts, up, up_bias, down, down_bias)
     ctx.slots, ctx.activation = slots, activation
     ctx.set_materialize_grads(False)  # `pre` has no gradient, and zeros in its place would double the memory
 
@@ -247,14 +250,27 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 9
-    rows, pre, counts, up, down = ctx.saved_tensors
+    rows, pre, counts, up, up_bias, down, down_bias = ctx.saved_tensors
     places = (0, 3, 4, 5, 6)  # of rows, up, up_bias, down, down_bias among the inputs
     wanted = [bool(ctx.needs_input_grad[place]) for place in places]
-    found = _backward(grad.contiguous(), rows, pre, counts, ctx.slots, up, down, ctx.activation, wanted)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+        groups = Grouped(rows=rows, counts=counts, slots=None if ctx.slots < 0 else ctx.slots)
+        weights = Weights(up=up, up_bias=up_bias, down=down, down_bias=down_bias, activation=ctx.activation)
+        found = _plain_gradients(grad, groups, weights, wanted)
+    else:
+        found = _backward(grad.contiguous(), rows, pre, counts, ctx.slots, up, down, ctx.activation, wanted)
     grads: list[Tensor | None] = [None] * 9
     for place, yes, tensor in zip(places, wanted, found, strict=True):
         grads[place] = tensor if yes else None
     return tuple(grads)
+
+
+def _plain_gradients(grad: Tensor, groups: Grouped, weights: Weights, wanted: list[bool]) -> list[Tensor | None]:
+    """Computes the gradients of rows, up, up_bias, down, down_bias so that they can be differentiated again."""
+    given = [groups.rows, weights.up, weights.up_bias, weights.down, weights.down_bias]
+    inputs = [x for x, yes in zip(given, wanted, strict=True) if yes and x is not None]
+    found = iter(torch.autograd.grad(plain_experts(groups, weights), inputs, grad, create_graph=True))
+    return [next(found) if yes else None for yes in wanted]
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Grouped:
     """Rows grouped by expert, in one of two layouts, both of a shape that is known before any value is.
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from equipoise._core import check_input_dim
+from equipoise._core import check_input_dim, check_no_tangent, check_not_batched, in_forward_mode, in_transform
 from equipoise.nn._build import build_router
 from equipoise.nn._capture import RoutingSource, emit
 from equipoise.nn._dispatch import Dispatcher, LocalDispatcher
@@ -19,6 +19,8 @@ from equipoise.nn._router import Router
 from equipoise.nn._routing import Routing
 from equipoise.nn._rules import RoutingRule
 from equipoise.nn._schedules import Schedule
+
+_NO_VMAP = "put the dimension into x [..., dim], whose rows then share the capacity, or call the layer in a loop"
 
 
 class MoE(RoutingSource):
@@ -173,10 +175,20 @@ class MoE(RoutingSource):
             The output, in shape and dtype of x; zeros for rows that no expert processed.
         """
         check_input_dim(x, self.dim)
+        self._check_transforms(x)
         routing: Routing = self.router(x, mask=mask, token_ids=token_ids, generator=generator)
         tokens, metadata = self.dispatcher.dispatch(x.reshape(-1, self.dim), routing)
         y = self.dispatcher.combine(self.experts(tokens), metadata)
         return emit(self, routing, y.to(x.dtype).reshape(x.shape))
+
+    def _check_transforms(self, x: Tensor) -> None:
+        """Refuses what the way of rows to their experts and back has no rules for; looks at a number otherwise."""
+        if in_transform() or in_forward_mode():
+            tensors = (x, *self.parameters())
+            check_not_batched("x and the layer's parameters", *tensors, remedy=_NO_VMAP)
+            check_no_tangent(
+                "x and the layer's parameters", *tensors, remedy="use reverse mode (torch.func.grad, jacrev)"
+            )
 
     def observe(self, routing: Routing) -> None:
         """Updates the router's averages and schedules, after the step; `routings.update()` calls it.

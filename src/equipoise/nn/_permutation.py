@@ -62,6 +62,8 @@ def combine_rows(
 
 
 class _GatherRows(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, choice_of: Tensor, row_of: Tensor, empty: Tensor | None, dropped: Tensor | None) -> Tensor:
         del dropped
@@ -83,6 +85,8 @@ class _GatherRows(torch.autograd.Function):
 
 
 class _CombineRows(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
         outputs: Tensor,

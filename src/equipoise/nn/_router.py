@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from equipoise._core import (
+    autocast_device,
     check_at_least,
     check_auto,
     check_capacity_factor,
@@ -165,7 +166,7 @@ class Router(WideBuffers):
         check_mask(mask, shape)
         check_rows_like("token_ids", token_ids, shape)
         flat_mask = None if mask is None else mask.reshape(-1)
-        with torch.autocast(device_type=x.device.type, enabled=False):
+        with torch.autocast(autocast_device(x.device), enabled=False):
             wide = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
             logits = self.logits(x.reshape(-1, self.dim).to(wide))
             log_p = log_softmax(logits)

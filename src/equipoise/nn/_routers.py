@@ -5,7 +5,7 @@ To add a router to the table, write its rule and add one row. Strategies are in 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -36,7 +36,7 @@ class NamedRouter:
     """
 
     name: str
-    make: Callable[..., RoutingRule]
+    make: Callable[..., RoutingRule] = field(repr=False)
     options: tuple[str, ...] = ()
     balance_loss: float = 0.0
     marginal_entropy: float = 0.0

@@ -12,12 +12,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from equipoise._core import Record, compact_repr
 from equipoise.nn._stats import RoutingStats, routing_stats
 from equipoise.sampling import Sample, rounds_log_prob
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Routing:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Routing(Record):
     """A router's decision for T rows, the same record for every router.
 
     Iterating over it gives (logits, scores, indices), the triple that Hugging Face's routers return.
@@ -65,6 +66,12 @@ class Routing:
     exactly_balanced: bool
     balance_losses: Mapping[str, Tensor]
     later_samples: tuple[Sample, ...] = ()
+
+    def __repr__(self) -> str:
+        """Shows the sizes, and how the router learns."""
+        (rows, experts), k = self.logits.shape, self.indices.shape[1]
+        learns = {"capacity": self.capacity, "score_function": self.score_function, "gap": self.gap}
+        return compact_repr(self, T=rows, E=experts, K=k, shape=self.shape, **learns)
 
     @property
     def samples(self) -> tuple[Sample, ...]:

@@ -32,6 +32,11 @@ class Routings(Sequence[Routing]):
         self._consumed = False
         self._updated = False
 
+    def __repr__(self) -> str:
+        """Shows the record of every layer, by name."""
+        records = ", ".join(f"{name!r}: {routing!r}" for name, routing in zip(self.names, self, strict=True))
+        return f"Routings({records})"
+
     def _entries(self) -> list[tuple[int, Emission]]:
         """Returns the records so far with the number of their layer, in order of execution."""
         entries = [(layer, emission) for layer, sink in enumerate(self._sinks) for emission in sink]

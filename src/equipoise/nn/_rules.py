@@ -15,7 +15,7 @@ from equipoise.ops import count_groups, rank_within_groups
 from equipoise.sampling import Sample
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RouteRequest:
     """What a rule may take into account besides the logits.
 
@@ -48,7 +48,7 @@ class RouteRequest:
         return self.log_p.shape[-1]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Choice:
     """What a rule decides. Only the experts and their factors are required.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from equipoise.nn._routing import Routing
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RoutingStats:
     """How one layer routed one batch. Every number is a tensor, so reading the record makes nothing wait.
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equipoise._core import check_at_least, check_one_of
+from equipoise._core import check_at_least, check_one_of, compact_repr
 from equipoise.estimators import STRATEGIES, Strategy, check_strategy
 from equipoise.nn._rules import Choice, RouteRequest, at_experts
 from equipoise.nn._selection import choose_top
@@ -154,7 +154,7 @@ class StrategyRule:
 
     def __repr__(self) -> str:
         """Names the strategy and its settings."""
-        return f"StrategyRule({self.strategy.name!r}, **{self._settings()})"
+        return compact_repr(self, strategy=self.strategy.name, **self._settings())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles a strategy of the table by its name; others, and those with options, as they are."""

@@ -113,7 +113,8 @@ class Surrogate(nn.Module):
             baseline: b. None: an exponential moving average of past losses, `EMABaseline()`. Or one of your own, a
                 `ResidualBaseline`, a number, or a tensor with a number for each token. Or a list of such, one for each
                 layer in order of execution. The averages are part of `state_dict`, and move on at each call in
-                training mode with gradients enabled.
+                training mode with gradients enabled. Not a mean over the batch in hand: under a capacity that is
+                biased, and nothing in a tensor tells that it is one; see `equipoise.reinforce`.
             credit: "token", "sequence" or "batch".
             weighted: whether losses are weighted by W; False: all W are 1 (0 for masked rows), and dropped tokens
                 count with the loss that they have.

@@ -11,3 +11,16 @@ from equipoise.ops._shortest_paths import ShortestPaths as ShortestPaths
 from equipoise.ops._shortest_paths import advance as advance
 from equipoise.ops._shortest_paths import floyd_warshall as floyd_warshall
 from equipoise.ops._shortest_paths import visited as visited
+
+__all__ = [
+    "ShortestPaths",
+    "advance",
+    "count_groups",
+    "draw_gumbel",
+    "draw_uniform",
+    "floyd_warshall",
+    "largest",
+    "log_softmax",
+    "rank_within_groups",
+    "visited",
+]

@@ -33,3 +33,34 @@ from equipoise.reference._maximum_entropy import maximum_entropy as maximum_entr
 from equipoise.reference._permanent import permanent as permanent
 from equipoise.reference._skip import SkipOutcomes as SkipOutcomes
 from equipoise.reference._skip import skip_outcomes as skip_outcomes
+
+__all__ = [
+    "AssignmentDistribution",
+    "MaximumEntropy",
+    "MonteCarloMarginals",
+    "SkipOutcomes",
+    "TemperatureFit",
+    "assignment_values",
+    "best_assignment",
+    "birkhoff_decomposition",
+    "conditional_values",
+    "enumerate_assignments",
+    "enumerated_expectation",
+    "exact_expectation",
+    "exact_gradient",
+    "exact_logit_gradient",
+    "fit_temperature",
+    "gibbs_distribution",
+    "gibbs_log_marginals",
+    "gumbel_matching_conditional",
+    "gumbel_matching_distribution",
+    "gumbel_matching_marginals",
+    "gumbel_matching_redraws",
+    "independent_distribution",
+    "log_normaliser",
+    "maximum_entropy",
+    "permanent",
+    "sample_gibbs",
+    "skip_outcomes",
+    "variance_inflation",
+]

@@ -14,7 +14,7 @@ from equipoise._core import check_one_problem
 from equipoise.reference._enumeration import assignment_values, enumerate_assignments
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AssignmentDistribution:
     """A joint distribution of z_1, ..., z_n: every assignment that can occur, with its probability.
 

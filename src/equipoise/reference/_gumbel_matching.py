@@ -24,7 +24,7 @@ from equipoise.reference._enumeration import Capacity, best_assignment, enumerat
 CHUNK = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MonteCarloMarginals:
     """Frequencies of z_i = j over independent draws.
 

@@ -18,7 +18,7 @@ from equipoise._core import check_balanced_matrix, check_one_problem, check_posi
 from equipoise.reference._gibbs import gibbs_log_marginals
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MaximumEntropy:
     """A maximum-entropy distribution, and how its search ended.
 
@@ -98,7 +98,7 @@ def maximum_entropy(
         iterations, previous = iterations + 1, error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TemperatureFit:
     """How well log u_ij = log p_ij / tau + r_i + c_j holds.
 

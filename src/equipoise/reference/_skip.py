@@ -16,7 +16,7 @@ from equipoise.reference._distribution import independent_distribution
 from equipoise.reference._enumeration import MAX_LIST, Capacity
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SkipOutcomes:
     """Everything that skipping can do, with its probability.
 

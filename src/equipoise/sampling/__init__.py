@@ -11,3 +11,16 @@ from equipoise.sampling._rounds import rounds_log_prob as rounds_log_prob
 from equipoise.sampling._rounds import sample_rounds as sample_rounds
 from equipoise.sampling._sample import Sample as Sample
 from equipoise.sampling._skip import sample_skip as sample_skip
+
+__all__ = [
+    "DrawsWeighted",
+    "Marginals",
+    "Rounds",
+    "Sample",
+    "rounds_log_prob",
+    "sample_averaged",
+    "sample_gumbel_matching",
+    "sample_independent",
+    "sample_rounds",
+    "sample_skip",
+]

@@ -23,6 +23,7 @@ from equipoise._core import (
     checked_choice,
     checked_eps,
     checked_temperature,
+    is_batched,
 )
 from equipoise.balancing import sinkhorn
 from equipoise.ops import largest, log_softmax
@@ -31,7 +32,7 @@ from equipoise.ops import largest, log_softmax
 _PRICE_TOLERANCE = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Flat:
     """The second component of a mixture: with probability eps a row draws from logits that make it indifferent.
 
@@ -50,7 +51,7 @@ class Flat:
     drawn: Bool[Tensor, "..."]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
     """The distribution that each row would draw from if it were alone.
 
@@ -176,7 +177,7 @@ def mix_flat(
     if weight is None:
         return proposal
     coin = check_coin(coin, shape, proposal.logits)
-    if isinstance(eps, Tensor) and not torch.compiler.is_compiling() and not bool(weight.any()):
+    if isinstance(eps, Tensor) and not _hidden(weight) and not bool(weight.any()):
         return proposal
     a = proposal.logits
     prices = a.new_zeros([]) if slots is None else _prices(a, slots, proposal.mask)
@@ -222,8 +223,13 @@ def _resolve_temperature(
     scale: Tensor = checked_temperature(temperature.detach(), positive).to(logits)
     zero = scale.eq(0)
     # The check has just read the values, so eager code may look once more and skip the passes that only zeros need.
-    deterministic = zero if torch.compiler.is_compiling() or bool(zero.any()) else False
+    deterministic = zero if _hidden(zero) or bool(zero.any()) else False
     return scale.masked_fill(zero, 1.0)[..., None, None], deterministic
+
+
+def _hidden(x: Tensor) -> bool:
+    """Tells whether there are no values to look at: within `torch.compile` or `torch.vmap`, or on the meta device."""
+    return torch.compiler.is_compiling() or x.is_meta or is_batched(x)
 
 
 def draw_each_row(proposal: Proposal, gumbel: Float[Tensor, "*batch n k"]) -> tuple[Tensor, Tensor]:

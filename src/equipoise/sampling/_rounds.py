@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_capacity, check_mask, check_matrix, check_rounds
+from equipoise._core import Record, check_capacity, check_mask, check_matrix, check_rounds, compact_repr
 from equipoise.ops import count_groups, log_softmax
 from equipoise.sampling._sample import Sample
 
@@ -27,8 +27,8 @@ class DrawsWeighted(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Rounds:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Rounds(Record):
     """K different experts for each of n rows, in the order in which they were drawn. Nothing in it carries a gradient.
 
     Attributes:
@@ -39,6 +39,11 @@ class Rounds:
 
     samples: tuple[Sample, ...]
     weight: Float[Tensor, "*batch n"]
+
+    def __repr__(self) -> str:
+        """Shows the sizes."""
+        *batch, n, k = self.samples[0].log_q.shape
+        return compact_repr(self, batch=batch or None, n=n, k=k, K=len(self.samples))
 
     @property
     def z(self) -> Int[Tensor, "*batch n K"]:

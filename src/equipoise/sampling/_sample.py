@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from equipoise._core import Record, compact_repr
 from equipoise.ops import count_groups
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Sample(Record):
     """An expert for each of n rows, with the probability it was drawn with. Nothing in it carries a gradient.
 
     Attributes:
@@ -39,6 +40,12 @@ class Sample:
     balanced: bool = False
     prices: Float[Tensor, "*batch k"] | None = None
     gap: Float[Tensor, "*batch"] | None = None
+
+    def __repr__(self) -> str:
+        """Shows the sizes, and how it was drawn."""
+        *batch, n, k = self.log_q.shape
+        drawn = {"balanced": self.balanced, "deterministic": self.deterministic, "gap": self.gap}
+        return compact_repr(self, batch=batch or None, n=n, k=k, **drawn)
 
     @property
     def counts(self) -> Int[Tensor, "*batch k"]:

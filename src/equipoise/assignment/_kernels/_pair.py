@@ -39,7 +39,7 @@ def solve_pair(
     d = d[:count]
     z[:] = -1  # what masked rows keep
     m = _share(count, above, level, capacity)
-    threshold = 0.0 if above <= m <= above + level else _largest(d.copy(), m)
+    threshold = 0.0 if above <= m <= above + level else largest(d.copy(), m)
     room = m - _count_above(d, threshold)  # for rows exactly at the threshold: the first of them
     least, most = np.inf, -np.inf
     for a in range(count):
@@ -104,7 +104,7 @@ def _count_above(d: Floats, threshold: float) -> int:
 
 
 @jit
-def _largest(d: Floats, m: int) -> float:
+def largest(d: Floats, m: int) -> float:
     """The m-th largest number (infinity for m = 0), by selection; d is reordered."""
     if m == 0:
         return np.inf

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules and verdicts in Markdown, and their places in the documents that show them.
+
+    python benchmarks/fill_documents.py
+
+A document marks a place by two comments, `<!-- begin verdicts -->` and `<!-- end verdicts -->`. What is between them is
+generated: `verdicts`, a table of claims and verdicts; `measured`, the same with what was measured; `rules`, how each
+claim is judged; `sensitivity`, verdicts under other readings of the paper; `beyond-argmax` and `beyond-expected`, seeds
+solved beyond the paper; `beyond-goals`, what they say of the goals. All but the rules come from stored results, and are
+empty as long as there are none. A test holds documents and sources together.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from equipoise_lab.paper._claims import Claim, judge, read_claims
+
+
+def verdict_table(claims: Sequence[Claim], *, measured: bool = False) -> str:
+    """Renders the claims as a table of GitHub's Markdown.
+
+    Returns:
+        The table, without a line break at the end.
+
+    Example:
+        >>> claim = Claim(number=1, title="It works.", rule="", measured="", verdict="partly", figures={})
+        >>> print(verdict_table([claim]))
+        | | the paper's claim | verdict |
+        |---|---|---|
+        | 1 | It works. | partly |
+    """
+    head = ["", "the paper's claim", "verdict"] + (["measured"] if measured else [])
+    rows = [head, ["---"] * len(head)]
+    for claim in claims:
+        cells = [str(claim.number), claim.title, claim.verdict] + ([claim.measured] if measured else [])
+        rows.append([_escape(cell) for cell in cells])
+    # The empty heading is one space wide, and the rule has none: as people write them.
+    lines = ["|" + "|".join(row) + "|" if row[0] == "---" else f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines).replace("|  |", "| |", 1)
+
+
+def rule_list() -> str:
+    r"""Renders the rules of all claims as a list: one item a claim, one line a statement.
+
+    Returns:
+        The list, without a line break at the end.
+
+    Example:
+        >>> print("\n".join(rule_list().splitlines()[:2]))
+        1. **With REINFORCE, Sample and Sample Skip IW solve the task at every temperature >= 1.**
+           - Sample solves at every temperature >= 1 (in part: half of these runs are solved)
+    """
+    lines: list[str] = []
+    # Rules do not depend on results; only their grades do.
+    for claim in judge([], {}):
+        lead = f"{claim.number}. "
+        lines.append(f"{lead}**{_escape(claim.title)}**")
+        for part in claim.parts:
+            lines.append(f"{' ' * len(lead)}- {'' if part.core else 'secondary: '}{_escape(part.rule)}")
+    return "\n".join(lines)
+
+
+def solved_table(beyond: Mapping[str, Any], column: str = "solved") -> str:
+    """Renders the seeds solved beyond the paper, by method and temperature.
+
+    Args:
+        beyond: from `judge_beyond`.
+        column: "solved" or "solved_expected".
+
+    Returns:
+        The table, without a line break at the end.
+
+    Example:
+        >>> print(solved_table({"temperatures": [0.1, 1.0], "rows": [{"label": "Sample", "solved": [3, 40]}]}))
+        | temperature | 0.1 | 1 |
+        |---|---|---|
+        | Sample | 3 | 40 |
+    """
+    rows = [["temperature", *(f"{t:g}" for t in beyond["temperatures"])]]
+    rows += [[row["label"], *(str(count) for count in row[column])] for row in beyond["rows"]]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def goal_list(beyond: Mapping[str, Any]) -> str:
+    """Renders the goals beyond the paper, whether they hold, and what was measured."""
+    verdicts = ("does not hold", "holds")
+    return "\n".join(f"- {g['goal']}: **{verdicts[g['holds']]}**, {g['measured']}." for g in beyond["goals"])
+
+
+def sensitivity_table(found: Mapping[str, Any]) -> str:
+    """Renders the verdicts under other readings of the paper, a row for each.
+
+    Returns:
+        The table, without a line break at the end.
+
+    Example:
+        >>> row = {"field": "dataset", "value": "per-seed", "solved": 0.437, "verdicts": {"1": "not reproduced"}}
+        >>> print(sensitivity_table({"rows": [row]}))
+        | | solved | 1 |
+        |---|---|---|
+        | `dataset` = per-seed | 44% | no |
+    """
+    short = {"reproduced": "yes", "partly": "partly", "not reproduced": "no", "not judged": "-"}
+    numbers = list(found["rows"][0]["verdicts"])
+    lines = [f"| | {' | '.join(['solved', *numbers])} |", "|" + "---|" * (2 + len(numbers))]
+    for row in found["rows"]:
+        name = "the defaults" if row["field"] is None else f"`{row['field']}` = {row['value']}"
+        cells = [name, f"{row['solved']:.0%}", *(short[row["verdicts"][number]] for number in numbers)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _escape(text: str) -> str:
+    """Keeps signs from being read as Markdown or HTML: p(y|x) would end a cell."""
+    return text.replace("|", r"\|").replace("<", "&lt;")
+
+
+def fill_verdicts(
+    document: str,
+    claims: Sequence[Claim],
+    beyond: Mapping[str, Any] | None = None,
+    sensitivity: Mapping[str, Any] | None = None,
+) -> str:
+    r"""Puts what is generated between the marks of a document; without claims, no verdicts.
+
+    Args:
+        document: its text.
+        claims: what was judged, or nothing.
+        beyond: what was measured beyond the paper, from `judge_beyond`, or nothing.
+        sensitivity: verdicts under other readings, from `run_sensitivity`, or nothing.
+
+    Returns:
+        The new text. A document without marks is returned as it is.
+
+    Example:
+        >>> fill_verdicts("Before <!-- begin verdicts -->\nold\n<!-- end verdicts --> after", [])
+        'Before <!-- begin verdicts -->\n<!-- end verdicts --> after'
+    """
+    contents = {
+        "verdicts": verdict_table(claims) if claims else "",
+        "measured": verdict_table(claims, measured=True) if claims else "",
+        "rules": rule_list(),
+        "sensitivity": sensitivity_table(sensitivity) if sensitivity else "",
+        "beyond-argmax": solved_table(beyond) if beyond else "",
+        "beyond-expected": solved_table(beyond, "solved_expected") if beyond else "",
+        "beyond-goals": goal_list(beyond) if beyond else "",
+    }
+    for name, content in contents.items():
+        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        text = f"{content}\n" if content else ""
+        # A function, because a table may hold what a replacement string would read as a reference.
+        document = pattern.sub(lambda found, text=text: f"{found[1]}{text}{found[2]}", document)
+    return document
+
+
+def find_stored(root: Path, what: str) -> Path | None:
+    """Finds the stored results that the documents show: the latest `benchmarks/<date>-<what>.json`.
+
+    Args:
+        root: of the repository.
+        what: "claims", "beyond" or "sensitivity".
+
+    Returns:
+        The file, or None.
+    """
+    stored = sorted((root / "benchmarks").glob(f"*-{what}.json"))
+    return stored[-1] if stored else None
+
+
+def read_stored(root: Path) -> tuple[list[Claim], dict[str, Any] | None, dict[str, Any] | None]:
+    """Reads the claims, what was measured beyond the paper, and the sensitivity, as far as they are stored."""
+    claims = find_stored(root, "claims")
+    beyond, sensitivity = (
+        None if (path := find_stored(root, what)) is None else json.loads(path.read_text())
+        for what in ("beyond", "sensitivity")
+    )
+    return [] if claims is None else read_claims(claims), beyond, sensitivity
+
+
+DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/estimators.md")
+
+
+def update_documents(root: Path) -> list[Path]:
+    """Writes rules, and what the stored results say, into the documents that show them."""
+    stored = read_stored(root)
+    changed: list[Path] = []
+    for path in (root / name for name in DOCUMENTS):
+        before = path.read_text(encoding="utf-8")
+        after = fill_verdicts(before, *stored)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            changed.append(path)
+    return changed
+
+
+if __name__ == "__main__":
+    for changed in update_documents(Path(__file__).parents[1]):
+        print(f"wrote {changed}")

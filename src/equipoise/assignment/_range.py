@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores and prices at the ends of float64: what overflowed, or was lost to rounding, is solved again.
+
+Solvers compute differences and sums of scores. Beyond about 1e307 those overflow, and what a solver then returns, or
+says about the scores, may be untrue. A power of two changes no digit of a score, hence no comparison between
+assignments: so such problems are solved with smaller scores, and the results multiplied. To find the largest score
+takes a pass over the matrix, so it is done only where a result, or an error, gives reason to. A value, prices and a gap
+below 1e154 give none: from such prices and any scores the gap is computed without overflow, or is infinite.
+
+Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+# z, counts, capacity, mask, value, prices, gap.
+Solved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Solver = Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], Solved]
+Floats = NDArray[np.float64]
+
+# Scores are brought below 2 to this power, less one for each bit of n: room for prices of k times their size.
+_EXPONENT = 960
+# A price of so many times the average score is rounded as much more coarsely. The sum of n such errors is 1e-13 of the
+# value; a gap may be 1e-9 of it.
+_COARSER = 1024.0
+
+
+def solve_in_range(
+    solve: Solver, scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None
+) -> Solved:
+    """Solves, and solves again where numbers left the range of float64 or a warm start hides the scores.
+
+    Args:
+        solve: the solver, from scores, capacity, mask and prices.
+        scores: float32 or float64 [..., n, k].
+        capacity: int64 [..., k] or None.
+        mask: bool [..., n] or None.
+        prices: floating [..., k] to start from, or None.
+
+    Raises:
+        ValueError: what the solver says about scores of a usual size; or the value or a price is beyond float64.
+    """
+    try:
+        solved = solve(scores, capacity, mask, prices)
+    except (ValueError, ArithmeticError):
+        factor = _power_of_two(scores, mask)
+        if prices is not None and not bool(prices.isfinite().all()):
+            raise
+        if prices is None and not (factor < 1).any():
+            raise
+    else:
+        if _is_sound(solved, scores, prices is not None):
+            return solved
+        factor = _power_of_two(scores, mask)
+    if (factor < 1).any():
+        return _solve_smaller(solve, scores, capacity, mask, factor)
+    return solve(scores, capacity, mask, None)
+
+
+def _is_sound(solved: Solved, scores: Tensor, warm: bool) -> bool:
+    """Tells whether nothing overflowed, and prices are so small that the gap can be computed from them."""
+    wide = scores.dtype == torch.float64
+    if not (wide or warm):
+        return True
+    # Written for small problems, where a call of NumPy's counts: a square is finite below 1e154, and never if NaN.
+    value, prices, gap = (x.cpu().numpy() for x in solved[4:])
+    if wide and not all(np.vdot(x, x) < np.inf for x in (value, prices, gap)):
+        return False
+    if not warm:
+        return True
+    highest = prices.max(-1)
+    if (highest * scores.shape[-2] <= _COARSER * abs(value)).all():
+        return True
+    # With the least at 0, no price need be above k - 1 moves, each of which costs a row's spread at most.
+    return bool((highest <= scores.shape[-1] * _spread(scores, solved[3])).all())
+
+
+def _spread(scores: Tensor, mask: Tensor) -> Floats:
+    """The largest difference between two scores of a row, [...]; forbidden pairs and masked rows aside."""
+    most = scores.amax(-1)
+    least = scores.masked_fill(scores == -torch.inf, torch.inf).amin(-1)
+    return (most.double() - least.double()).where(mask, 0.0).amax(-1).cpu().numpy()
+
+
+def _power_of_two(scores: Tensor, mask: Tensor | None) -> Floats:
+    """What to multiply the scores of each problem with, [...]; 1 where they are small enough."""
+    *batch, n, _ = scores.shape
+    if scores.dtype != torch.float64 or scores.numel() == 0:
+        return np.ones(batch)
+    used = scores.isfinite() if mask is None else scores.isfinite() & mask.unsqueeze(-1)
+    _, exponent = np.frexp(scores.abs().where(used, 0.0).amax((-2, -1)).cpu().numpy())
+    return np.asarray(np.ldexp(1.0, np.minimum(0, _EXPONENT - n.bit_length() - exponent)))
+
+
+def _solve_smaller(
+    solve: Solver, scores: Tensor, capacity: Tensor | None, mask: Tensor | None, factor: Floats
+) -> Solved:
+    """Solves with scores times the factor, and divides value, prices and gap by it."""
+    scale = torch.from_numpy(factor).to(scores.device)
+    z, counts, capacity, mask, value, prices, gap = solve(scores * scale[..., None, None], capacity, mask, None)
+    value, prices, gap = value / scale, prices / scale[..., None], gap / scale
+    bad = ~(value.isfinite() & prices.isfinite().all(-1) & gap.isfinite()).flatten()
+    if bool(bad.any()):
+        problem = int(bad.nonzero()[0])
+        where = f" in problem {problem}" if len(bad) > 1 else ""
+        part = scores.flatten(0, -3)[problem] if scores.ndim > 2 else scores
+        largest = float(part.abs().where(part.isfinite() & mask.reshape(-1, len(part))[problem, :, None], 0.0).max())
+        raise ValueError(
+            "scores must have a total, and differences, that float64 can hold (up to 1.8e308), got scores of up to "
+            f"{largest:.3g}{where}: divide them by a power of two, which changes no assignment"
+        )
+    return z, counts, capacity, mask, value, prices, gap

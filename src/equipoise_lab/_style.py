@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The look of every figure: one style, one mark for each strategy, one way to save.
+
+Strategies differ in colour, marker and dashes, so that any one of the three tells them apart: in grey print, and for
+readers who do not see all colours. Families share a hue (skip blue, Gumbel-Matching orange); what is unbiased is solid.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+
+from equipoise.estimators import PAPER_STRATEGIES
+
+INK = "#1a1a1a"
+GREY = "#6b6b6b"
+GRID = "#dddddd"
+# A sequential map that is as monotone in grey as in colour.
+SEQUENTIAL = "Blues"
+DPI = 200
+
+STYLE: dict[Any, Any] = {
+    # Comes with matplotlib: the same widths, and so the same figure, on every machine.
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.handlelength": 2.8,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5.0,
+    # Text stays text: it can be searched, and it takes the reader's font.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "equipoise",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """How a line is drawn.
+
+    Attributes:
+        colour: of line and marker.
+        marker: its shape.
+        dashes: a line style of matplotlib.
+        filled: whether the marker is.
+    """
+
+    colour: str
+    marker: str
+    dashes: str | tuple[int, tuple[float, ...]] = "-"
+    filled: bool = True
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The keywords of `Axes.plot` for a line with markers."""
+        return {
+            "color": self.colour,
+            "linestyle": self.dashes,
+            "marker": self.marker,
+            "markerfacecolor": self.colour if self.filled else "white",
+            "markeredgecolor": self.colour,
+        }
+
+    def dotted(self, every: int) -> dict[str, Any]:
+        """Returns the keywords of `Axes.plot` for a line of many points, with a small marker at every so many."""
+        return {**self.line, "markersize": 3.6, "linewidth": 1.3, "markevery": every}
+
+    def points(self, size: float = 4.2) -> dict[str, Any]:
+        """Returns the keywords of `Axes.plot` for markers of a size without a line."""
+        return {**self.line, "linestyle": "", "markersize": size, "markeredgewidth": 0.9}
+
+
+LOOKS: dict[str, Look] = {
+    "sample": Look(colour="#222222", marker="o"),
+    "skip-iw": Look(colour="#0b4f94", marker="s"),
+    "skip": Look(colour="#5b9bd0", marker="D", dashes="--", filled=False),
+    "gm-iw": Look(colour="#8c2d04", marker="^"),
+    "gm-sh": Look(colour="#cc6a1b", marker="v", dashes=(0, (5.0, 1.5, 1.0, 1.5)), filled=False),
+    "gm": Look(colour="#d9a441", marker="X", dashes=":"),
+}
+_OTHER = Look(colour=GREY, marker="P", dashes=(0, (1.0, 1.0)))
+
+
+def look(method: str) -> Look:
+    """Finds the look of a strategy; one that is added later gets a grey line until it has its own.
+
+    Args:
+        method: the strategy's name.
+
+    Returns:
+        Its look.
+
+    Example:
+        >>> look("gm-iw").marker
+        '^'
+    """
+    return LOOKS.get(method, _OTHER)
+
+
+def legend_lines() -> list[Line2D]:
+    """Makes one labelled line for each strategy, in the order of the table, for a legend that panels share."""
+    return [Line2D([], [], label=strategy.label, **look(name).line) for name, strategy in PAPER_STRATEGIES.items()]
+
+
+@contextmanager
+def style() -> Generator[None]:
+    """Applies the style to the figures made inside."""
+    with mpl.rc_context(STYLE):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Makes a figure of a size in inches, on white: the page puts it on a light card in dark mode too."""
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def stack(figure: Figure, *heights: float) -> list[SubFigure]:
+    """Divides a figure into parts, one below the other, of relative heights."""
+    return list(cast(Any, figure.subfigures(len(heights), 1, height_ratios=heights)))
+
+
+def row(figure: Figure | SubFigure, columns: int, **how: Any) -> list[Axes]:
+    """Makes axes side by side."""
+    return list(figure.subplots(1, columns, squeeze=False, **how)[0])
+
+
+def add_grid(axes: Axes, which: str = "both") -> None:
+    """Draws hairlines at the major ticks of "x", "y" or "both"."""
+    axes.grid(visible=True, which="major", axis=which, color=GRID, linewidth=0.6)  # pyright: ignore[reportArgumentType]
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Writes a figure as SVG and PNG, the same bytes every time.
+
+    Args:
+        figure: what to write.
+        folder: where to; made if it is missing.
+        name: of the files, without ending.
+
+    Returns:
+        The two files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.svg", folder / f"{name}.png"]
+    # One layout serves both. With an engine, even an idle one, matplotlib would draw everything twice for each file.
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+    figure.set_layout_engine(None)
+    figure.savefig(paths[0], metadata={"Date": None})
+    figure.savefig(paths[1], dpi=DPI)
+    return paths
+
+
+def spread(heights: list[float], least: float) -> list[float]:
+    """Moves sorted heights apart to at least `least`, keeping their order and the middle of every group that touches.
+
+    Args:
+        heights: where labels should be.
+        least: distance that they need.
+
+    Returns:
+        Where they can be.
+
+    Example:
+        >>> spread([0.0, 0.0, 5.0], 1.0)
+        [-0.5, 0.5, 5.0]
+    """
+    groups: list[list[float]] = []
+    for height in heights:
+        groups.append([height])
+        while (
+            len(groups) > 1
+            and _middle(groups[-1]) - _middle(groups[-2]) < least * (len(groups[-1]) + len(groups[-2])) / 2.0
+        ):
+            last = groups.pop()
+            groups[-1] += last
+    return [_middle(group) + least * (i - (len(group) - 1) / 2.0) for group in groups for i in range(len(group))]
+
+
+def _middle(group: list[float]) -> float:
+    return sum(group) / len(group)
+
+
+def tick_seconds(seconds: float) -> str:
+    """Writes a power of ten of a second on an axis.
+
+    Example:
+        >>> tick_seconds(0.01)
+        '10 ms'
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= 0.999 * scale:
+            return f"{seconds / scale:.0f} {unit}"
+    return f"{seconds:.0e} s"

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables on a terminal, and the numbers in them."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+
+def format_seconds(seconds: float) -> str:
+    """Writes a time with three digits and the unit that suits it.
+
+    Example:
+        >>> format_seconds(0.00123), format_seconds(12.3)
+        ('1.23 ms', '12.3 s')
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:#.3g}".rstrip(".") + f" {unit}"
+    return f"{seconds / 1e-9:.0f} ns"
+
+
+def new_table(
+    title: str, left: Sequence[str] = (), right: Sequence[str] = (), *, no_wrap: bool = False, **how: str | bool
+) -> Table:
+    """Makes a table without rows.
+
+    Args:
+        title: above it.
+        left: headings of the columns that are aligned at the left, the first ones.
+        right: headings of those that are aligned at the right.
+        no_wrap: whether each entry stays on one line.
+        **how: further keywords of `rich.table.Table`.
+
+    Returns:
+        The table.
+    """
+    table = Table(title=title, box=box.SIMPLE_HEAD, **how)  # pyright: ignore[reportArgumentType]
+    for heading in left:
+        table.add_column(heading, no_wrap=no_wrap)
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=no_wrap)
+    return table

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an audit found: figures for a file, a table for the eye.
+
+Biases and standard deviations are given in units of the norm of the exact gradient, router and experts each for itself.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from equipoise.audit import CONFIDENCE, DRAWS, FALSE_ALARM, GROUPS, POWER, TOLERANCE, AuditResult
+from equipoise_lab._environment import environment
+from equipoise_lab._ledger import write_whole
+from equipoise_lab._tables import format_seconds, new_table
+from equipoise_lab.audit._recipe import Audit
+
+NAME = "audit"
+_STYLES = {"unbiased": "green", "biased": "bold red", "undecided": "yellow"}
+
+
+def write_figures(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> Path:
+    """Writes audit.json: options, machine, the test's error rates, the exact gradient and all that was found.
+
+    Args:
+        audit: the run.
+        outcomes: one for each strategy.
+        folder: where the file goes; created.
+
+    Returns:
+        The file.
+    """
+    exact = outcomes[0].evidence.exact
+    router, experts = exact.view(2, audit.n, audit.k)
+    figures = {
+        "options": asdict(audit),
+        "environment": environment(),
+        "test": {
+            "components": len(exact),
+            "false_alarm": FALSE_ALARM,
+            "power": POWER,
+            "tolerance": TOLERANCE,
+            "confidence": CONFIDENCE,
+        },
+        "exact": {"router": router.tolist(), "experts": experts.tolist()},
+        "exact_norm": {"router": float(router.norm()), "experts": float(experts.norm())},
+        "strategies": [_strategy_figures(audit, outcome) for outcome in outcomes],
+    }
+    path = folder / f"{NAME}.json"
+    write_whole(path, json.dumps(figures, indent=2) + "\n")
+    return path
+
+
+def _strategy_figures(audit: Audit, outcome: AuditResult) -> dict[str, Any]:
+    evidence, judgement = outcome.evidence, outcome.judgement
+    vectors = {
+        "mean": evidence.mean,
+        "half_width": evidence.threshold(1.0 - CONFIDENCE),
+        "variance": evidence.variance,
+    }
+    by_group = {
+        group: {
+            **asdict(finding),
+            "total_variance": float(evidence.variance.view(2, -1)[i].sum()),
+            **{name: vector.view(2, audit.n, audit.k)[i].tolist() for name, vector in vectors.items()},
+        }
+        for i, (group, finding) in enumerate(outcome.findings.items())
+    }
+    group, entry = divmod(judgement.component, audit.n * audit.k)
+    return {
+        "name": outcome.strategy.name,
+        "baseline": outcome.baseline,
+        "draws": outcome.draws,
+        "estimates": evidence.draws,
+        "label": outcome.strategy.label,
+        "claimed_unbiased": outcome.claimed,
+        **asdict(judgement),
+        "component": {"of": GROUPS[group], "row": entry // audit.k, "expert": entry % audit.k},
+        **by_group,
+        "effective_sample_size": outcome.effective * outcome.draws * audit.n,
+        "effective_fraction": outcome.effective,
+        "largest_weight": outcome.largest_weight,
+        "possible_weight": outcome.possible_weight,
+        "fraction_dropped": outcome.dropped,
+        "seconds_per_draw": outcome.seconds,
+        "seconds_per_estimate": outcome.step_seconds,
+    }
+
+
+def describe(audit: Audit) -> str:
+    """The run in one line, for titles."""
+    parts = [f"n = {audit.n}, k = {audit.k}, capacity {audit.slots}, temperature {audit.temperature:g}"]
+    parts += [f"logits of sd {audit.sharpness:g}, {audit.draws:,} draws, seed {audit.seed}"]
+    parts += [f"row effect {audit.row_effect:g}"]
+    parts += [] if audit.eps is None else [f"eps {audit.eps:g}"]
+    parts += [] if audit.solves is None else [f"{audit.solves} solves"]
+    parts += ["Sinkhorn first"] if audit.sinkhorn_first else []
+    parts += [] if audit.importance else ["no importance weights"]
+    return ", ".join(parts)
+
+
+def audit_table(audit: Audit, outcomes: Sequence[AuditResult]) -> Table:
+    """The strategies side by side."""
+    caption = (
+        "bias, sd: of the mean and of one estimate, in units of the norm of the exact gradient.\n"
+        f"z: of the component that comes closest to its limit; false-alarm rate {FALSE_ALARM:g} over all components.\n"
+        f"found from: a bias this large would have been found with probability {POWER:g}; "
+        f"unbiased needs {TOLERANCE:g} or less, and a claim.\n"
+        "more draws: to resolve that, or, without a claim, to find a bias as large as it now looks.\n"
+        "ESS: effective sample size, as a fraction of the rows. weight: the largest, and the largest p/q possible.\n"
+        "time: of the processor, for one estimate, backward included and the experts' own work left out.\n"
+        f"+ draws: an estimate is the mean of {DRAWS} draws of the batch."
+    )
+    title = f"Audit: {describe(audit)}"
+    headings = ("more\ndraws", "z\n(limit)", "bias\nrouter", "bias\nexperts", "found\nfrom", "sd\nrouter")
+    headings += ("sd\nexperts", "ESS", "weight\nseen", "weight\npossible", "dropped", "time")
+    how = {"caption": caption, "caption_justify": "left", "collapse_padding": True}
+    table = new_table(title, ("strategy", "verdict"), headings, no_wrap=True, **how)
+    for i, outcome in enumerate(outcomes):
+        # A rule where the baselines begin, and where the next strategy's do.
+        last = i + 1 < len(outcomes) and _part(outcomes[i + 1]) != _part(outcome)
+        table.add_row(*_row(outcome), end_section=last)
+    return table
+
+
+def _part(outcome: AuditResult) -> str:
+    return "" if outcome.baseline == "none" else outcome.strategy.name
+
+
+def verdict_text(outcome: AuditResult) -> str:
+    """The verdict, with what it would take where there is none."""
+    judgement = outcome.judgement
+    text = judgement.verdict
+    if text == "undecided":
+        more = judgement.more_draws
+        text += (
+            ": no trace of bias" if more is None else f": needs {_round_up(more * _per_estimate(outcome))} more draws"
+        )
+    return text
+
+
+def _per_estimate(outcome: AuditResult) -> int:
+    return outcome.draws // outcome.evidence.draws
+
+
+def _row(outcome: AuditResult) -> list[Text]:
+    judgement, found = outcome.judgement, outcome.findings
+    router, experts = found["router"], found["experts"]
+    possible = "-" if outcome.possible_weight is None else f"{outcome.possible_weight:.3g}"
+    more = _round_up(judgement.more_draws * _per_estimate(outcome)) if judgement.more_draws else "-"
+    cells = [more, f"{judgement.z:.1f} ({judgement.z_limit:.1f})", f"{router.bias:.4f}", f"{experts.bias:.4f}"]
+    cells += [f"{judgement.detectable:.2g}", f"{router.deviation:.2f}", f"{experts.deviation:.2f}"]
+    cells += [f"{outcome.effective:.2f}", f"{outcome.largest_weight:.3g}", possible]
+    cells += [f"{outcome.dropped:.1%}", format_seconds(outcome.step_seconds)]
+    verdict = Text(judgement.verdict, style=_STYLES[judgement.verdict])
+    return [Text(outcome.name), verdict, *map(Text, cells)]
+
+
+def _round_up(count: int) -> str:
+    """Rounds up to two digits, because the number is an estimate.
+
+    Example:
+        >>> _round_up(659_100)
+        '660,000'
+    """
+    unit = 10 ** max(len(str(count)) - 2, 0)
+    return f"{-(-count // unit) * unit:,}"

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps beyond a single cold call: growth with the rows, batches, warm starts, threads, memory, start-up."""
+
+import functools
+import math
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+import equipoise as eq
+from equipoise_lab._timing import best_of, best_of_each, num_threads, times_of_each
+from equipoise_lab.bench._benchmark import Measurement, Records, Step
+from equipoise_lab.bench._families import draw_scores
+from equipoise_lab.bench._probes import probe_first_call, probe_import, probe_memory
+from equipoise_lab.bench._recipe import AssignBench
+
+_BATCH, _BATCH_ROWS, _BATCH_EXPERTS = 4096, 100, 2
+_GROWTH_ROWS, _GROWTH_EXPERTS = (16384, 262144), 64
+# n, k and the capacity factor of problems that are solved again with other noise.
+_WARM_PROBLEMS = tuple((n, k, c) for n, k in ((4096, 16), (4096, 64), (16384, 64), (65536, 64)) for c in (1.0, 1.05))
+_WARM_ROUNDS = 8  # for each repetition of other measurements
+
+
+def behaviour_key(name: str) -> str:
+    """Names the measurement of a behaviour."""
+    return f"behaviour/{name}"
+
+
+def behaviour_steps(bench: AssignBench) -> list[Step]:
+    """One step for each behaviour that the run asks for."""
+    return [
+        Step(
+            key=behaviour_key(name), title=f"behaviour {name}", measure=functools.partial(_run, _MEASURES[name], bench)
+        )
+        for name in bench.behaviours
+    ]
+
+
+def _run(measure: Callable[[AssignBench], Measurement], bench: AssignBench, records: Records) -> Measurement:
+    del records
+    try:
+        return measure(bench)
+    except RuntimeError as error:
+        return Measurement(status="failed", note=str(error))
+
+
+def _small_problems(bench: AssignBench) -> Float[Tensor, "batch n k"]:
+    """The shape of the paper's experiment: thousands of problems with 100 rows and two experts."""
+    flat = draw_scores("gumbel", _BATCH * _BATCH_ROWS, _BATCH_EXPERTS, bench.seed)
+    return flat.reshape(_BATCH, _BATCH_ROWS, _BATCH_EXPERTS)
+
+
+def _growth(bench: AssignBench) -> Measurement:
+    scores = {n: draw_scores("gumbel", n, _GROWTH_EXPERTS, bench.seed) for n in _GROWTH_ROWS}
+    calls: dict[str, Callable[[], Any]] = {str(n): functools.partial(eq.assign, scores[n]) for n in _GROWTH_ROWS}
+    with num_threads(bench.threads):
+        seconds = best_of_each(calls, bench.repeats)
+    few, many = (seconds[str(n)] / n for n in _GROWTH_ROWS)
+    return Measurement(repeats=bench.repeats, figures={**seconds, "ratio": many / few})
+
+
+def _batch(bench: AssignBench) -> Measurement:
+    scores = _small_problems(bench)
+    with num_threads(bench.threads):
+        timing = best_of(lambda: eq.assign(scores), bench.repeats, budget=bench.budget)
+    return Measurement(seconds=timing.seconds, repeats=timing.repeats)
+
+
+def _warm_start(bench: AssignBench) -> Measurement:
+    """Two draws of noise on the same logits, as in successive evaluations of one batch: the second, cold and warm."""
+    figures, ratios, doubts = dict[str, float](), dict[str, float](), list[float]()
+    for n, k, factor in _WARM_PROBLEMS:
+        logits, capacity = draw_scores("logits", n, k, bench.seed), math.ceil(factor * n / k)
+        # The family adds logits of its own; only its noise is wanted here.
+        previous, scores = (
+            logits + draw_scores("gumbel", n, k, seed) - draw_scores("logits", n, k, seed)
+            for seed in (bench.seed + 1, bench.seed + 2)
+        )
+        label = f"{n}x{k}, capacity {capacity}"
+        with num_threads(bench.threads):
+            prices = eq.assign(previous, capacity).prices
+            times = _cold_and_warm(scores, capacity, prices, _WARM_ROUNDS * bench.repeats)
+        figures |= {f"cold {label}": min(times["cold"]), f"warm {label}": min(times["warm"])}
+        ratios[label] = _median_ratio(times["warm"], times["cold"])
+        doubts.append(abs(_median_ratio(times["again"], times["cold"]) - 1.0))
+    worst = max(ratios, key=ratios.__getitem__)
+    figures |= {"ratio": ratios[worst], "resolution": max(doubts)}
+    note = (
+        f"median of calls side by side, the least favourable of {len(ratios)}: {worst}; "
+        f"cold calls differ from each other by up to {max(doubts):.1%}"
+    )
+    return Measurement(repeats=bench.repeats, figures=figures, note=note)
+
+
+def _cold_and_warm(
+    scores: Float[Tensor, "n k"], capacity: int, prices: Float[Tensor, " k"], rounds: int
+) -> dict[str, list[float]]:
+    """Times taken one after the other, which differ by little; a cold call twice, to know by how little."""
+    return times_of_each(
+        {
+            "cold": lambda: eq.assign(scores, capacity),
+            "warm": lambda: eq.assign(scores, capacity, prices=prices),
+            "again": lambda: eq.assign(scores, capacity),
+        },
+        rounds,
+    )
+
+
+def _median_ratio(times: list[float], others: list[float]) -> float:
+    return statistics.median(time / other for time, other in zip(times, others, strict=True))
+
+
+def _two_threads(bench: AssignBench) -> Measurement:
+    if (os.cpu_count() or 1) < 2:
+        return Measurement(status="skipped", note="this machine has one core")
+    problems = {"65536x64": draw_scores("gumbel", 65536, 64, bench.seed), "batch": _small_problems(bench)}
+    figures: dict[str, float] = {}
+    for label, scores in problems.items():
+        calls: dict[str, Callable[[], Any]] = {
+            f"{threads} {label}": functools.partial(_assign_on, threads, scores) for threads in (1, 2)
+        }
+        figures |= best_of_each(calls, bench.repeats)
+    figures["ratio"] = max(figures[f"2 {label}"] / figures[f"1 {label}"] for label in problems)
+    return Measurement(
+        repeats=bench.repeats, figures=figures, note="the least favourable of a large problem and a batch"
+    )
+
+
+def _assign_on(threads: int, scores: Float[Tensor, "*batch n k"]) -> eq.Assignment:
+    with num_threads(threads):
+        return eq.assign(scores)
+
+
+def _memory(bench: AssignBench) -> Measurement:
+    figures = {name: probe_memory(name, threads=bench.threads) for name in ("float32", "float64")}
+    return Measurement(repeats=1, figures={**figures, "ratio": max(figures.values())})
+
+
+def _first_call(bench: AssignBench) -> Measurement:
+    # The process before these may have compiled the kernels; theirs load them from disk.
+    seconds = [probe_first_call(threads=bench.threads) for _ in range(3)]
+    return Measurement(seconds=min(seconds), repeats=len(seconds))
+
+
+def _import(bench: AssignBench) -> Measurement:
+    seconds = [probe_import(threads=bench.threads) for _ in range(3)]
+    return Measurement(
+        seconds=min(own for _, own in seconds),
+        repeats=len(seconds),
+        figures={"torch": min(base for base, _ in seconds)},
+    )
+
+
+_MEASURES: Mapping[str, Callable[[AssignBench], Measurement]] = {
+    "growth": _growth,
+    "batch": _batch,
+    "warm-start": _warm_start,
+    "threads": _two_threads,
+    "memory": _memory,
+    "first-call": _first_call,
+    "import": _import,
+}

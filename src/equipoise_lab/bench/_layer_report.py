@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layer benchmark's ratios, verdicts, tables and figure: functions of the records.
+
+Legend: T tokens, E experts, K experts a token.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from equipoise_lab._style import new_figure, save, style
+from equipoise_lab._tables import format_seconds, new_table
+from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records
+from equipoise_lab.bench._layer import (
+    CONTENDERS,
+    LAYER_RECIPES,
+    MEDIAN,
+    MEMORY,
+    NAME,
+    PEER_MODES,
+    LayerBench,
+    layer_key,
+    layer_steps,
+)
+from equipoise_lab.bench._verdicts import Verdict, judged_text, limit_table
+
+SWITCH_LIMIT = 1.05
+ROUTER_LIMIT = 0.08
+PEER_LIMIT = 1.0
+MEMORY_LIMIT = 1.6
+_OURS = tuple(name for name in CONTENDERS if name != "switch")
+
+
+def times_switch(records: Records, threads: int, name: str, *, median: bool = False) -> float | None:
+    """The time of a training step of a layer ("dense", "gm-iw", "skip-iw") divided by that of `switch`."""
+    figures = _figures(records, layer_key(threads, "contenders"), median=median)
+    return figures[name] / figures["switch"] if figures else None
+
+
+def router_share(records: Records, threads: int, name: str, *, median: bool = False) -> float | None:
+    """The time of a router, forward and backward, divided by that of the layer."""
+    figures = _figures(records, layer_key(threads, f"router {name}"), median=median)
+    return figures["router"] / figures["layer"] if figures else None
+
+
+def times_peer(records: Records, threads: int, k: int, *, median: bool = False) -> float | None:
+    """Our time with `topk` divided by the peer's in the fastest of its modes."""
+    figures = _figures(records, layer_key(threads, f"peer {k}"), median=median)
+    return figures["ours"] / min(figures[mode] for mode in PEER_MODES if mode in figures) if figures else None
+
+
+def times_dense_memory(records: Records, name: str, *, parameters: bool = False) -> float | None:
+    """The rise of the peak in a training step of a layer, divided by that of the dense layer of the same size.
+
+    Args:
+        records: the measurements.
+        name: a key of `MEMORY`.
+        parameters: whether the parameters count too; the sparse layer has E times as many, so they only blur the view.
+    """
+    found = [_figures(records, f"memory {which}") for which in (name, MEMORY[name])]
+    if not all(found):
+        return None
+    ours, dense = (figures["bytes"] + (figures["parameters"] if parameters else 0.0) for figures in found)
+    return ours / dense if dense > 0 else None
+
+
+def layer_verdicts(bench: LayerBench, records: Records) -> list[Verdict]:
+    """Holds every figure of a run against its limit; judged at the size that the limits are stated for.
+
+    Args:
+        bench: the run.
+        records: its measurements, all or only some.
+
+    Returns:
+        One verdict for each limit and number of threads; for the routers' share, of the router with the largest.
+    """
+    found: list[tuple[str, float | None, float, str]] = []
+    for threads in bench.threads:
+        label = _threads(threads)
+        for name in _OURS:
+            title = f"{label}: {name} at capacity factor {CONTENDERS[name]:g}, times switch at {CONTENDERS['switch']:g}"
+            found.append(_held(title, SWITCH_LIMIT, partial(times_switch, records, threads, name)))
+        shares = {name: router_share(records, threads, name) for name in bench.routers}
+        known = {name: share for name, share in shares.items() if share is not None}
+        worst = max(known, key=lambda name: known[name], default="")
+        title = f"{label}: largest share of a router in its layer" + (f" ({worst})" if worst else "")
+        found.append(_held(title, ROUTER_LIMIT, partial(router_share, records, threads, worst)))
+        for k in bench.top_ks:
+            note = records.get(layer_key(threads, f"peer {k}"), Measurement()).note
+            title = f"{label}: topk with K = {k}, times transformers in its fastest mode"
+            found.append(_held(title, PEER_LIMIT, partial(times_peer, records, threads, k), note))
+    if bench.memory:
+        for name in MEMORY:
+            title = f"peak memory of a step, {name}, times the dense layer"
+            found.append((title, times_dense_memory(records, name), MEMORY_LIMIT, ""))
+    judged = bench.size == LAYER_RECIPES["full"].size
+    verdicts = [Verdict(group="layer", title=t, figure=f, limit=limit, note=note) for t, f, limit, note in found]
+    return [verdict.judged() if judged else verdict for verdict in verdicts]
+
+
+def _held(
+    title: str, limit: float, ratio: Callable[..., float | None], note: str = ""
+) -> tuple[str, float | None, float, str]:
+    """A ratio of best times beside its limit, with the ratio of the medians for a note."""
+    middle = ratio(median=True)
+    notes = [note, "" if middle is None else f"median {middle:.3g}"]
+    return title, ratio(), limit, "; ".join(part for part in notes if part)
+
+
+def layer_tables(bench: LayerBench, records: Records) -> list[Table]:
+    """The tables of a run: layers, routers, peers, memory, limits."""
+    tables = [_layer_table(bench, records), _router_table(bench, records), _peer_table(bench, records)]
+    if bench.memory:
+        tables.append(_memory_table(records))
+    return [
+        *tables,
+        limit_table(layer_verdicts(bench, records), title="Limits, for the best of the rounds", notes=True),
+    ]
+
+
+def layer_benchmark(bench: LayerBench) -> Benchmark:
+    """Plans a run.
+
+    Args:
+        bench: its options.
+
+    Returns:
+        The benchmark.
+    """
+    return Benchmark(
+        name="layer",
+        options=asdict(bench),
+        steps=layer_steps(bench),
+        tables=partial(layer_tables, bench),
+        summary=partial(_summary, bench),
+        draw=partial(_save_figure, bench),
+    )
+
+
+def _summary(bench: LayerBench, records: Records) -> dict[str, Any]:
+    """The ratios and verdicts in the form that the results file stores."""
+    ratios = [
+        {
+            "threads": threads,
+            "times_switch": {name: times_switch(records, threads, name) for name in ("dense", *_OURS)},
+            "router_share": {name: router_share(records, threads, name) for name in bench.routers},
+            "times_transformers": {str(k): times_peer(records, threads, k) for k in bench.top_ks},
+            "median_times_switch": {n: times_switch(records, threads, n, median=True) for n in ("dense", *_OURS)},
+            "median_router_share": {n: router_share(records, threads, n, median=True) for n in bench.routers},
+            "median_times_transformers": {str(k): times_peer(records, threads, k, median=True) for k in bench.top_ks},
+        }
+        for threads in bench.threads
+    ]
+    memory = {name: times_dense_memory(records, name) for name in MEMORY}
+    whole = {name: times_dense_memory(records, name, parameters=True) for name in MEMORY}
+    found = [asdict(verdict) for verdict in layer_verdicts(bench, records)]
+    return {
+        "ratios": ratios,
+        "times_dense_memory": memory,
+        "times_dense_memory_with_parameters": whole,
+        "verdicts": found,
+    }
+
+
+def _layer_table(bench: LayerBench, records: Records) -> Table:
+    size = bench.size
+    table = new_table(
+        f"Forward and backward, {size.tokens:,} tokens, dim {size.dim}, hidden {size.hidden_dim:,}, "
+        f"{size.num_experts} experts, float32, best of {bench.repeats}",
+        ["threads"],
+        ["dense", *(f"{n}\nfactor {c:g}" for n, c in CONTENDERS.items()), *(f"{n}\n/ switch" for n in _OURS)],
+    )
+    for threads in bench.threads:
+        figures = _figures(records, layer_key(threads, "contenders"))
+        times = [format_seconds(figures[name]) if figures else "-" for name in ("dense", *CONTENDERS)]
+        ratios = [_judged(times_switch(records, threads, name), SWITCH_LIMIT) for name in _OURS]
+        table.add_row(str(threads), *times, *ratios)
+    return table
+
+
+def _router_table(bench: LayerBench, records: Records) -> Table:
+    headings = [f"{what}\n{_threads(threads)}" for threads in bench.threads for what in ("router", "share")]
+    table = new_table(
+        "Routers, gate included, forward and backward, and their share of the layer", ("router",), headings
+    )
+    for name in bench.routers:
+        cells: list[Text] = []
+        for threads in bench.threads:
+            figures = _figures(records, layer_key(threads, f"router {name}"))
+            cells.append(Text(format_seconds(figures["router"]) if figures else "-"))
+            cells.append(_judged(router_share(records, threads, name), ROUTER_LIMIT, percent=True))
+        table.add_row(name, *cells)
+    return table
+
+
+def _peer_table(bench: LayerBench, records: Records) -> Table:
+    table = new_table(
+        "topk with gated experts against MixtralSparseMoeBlock of Hugging Face transformers, same parameters",
+        ["threads"],
+        ["K", "ours", *PEER_MODES, "ours /\nfastest", "largest\ndifference"],
+    )
+    for threads in bench.threads:
+        for k in bench.top_ks:
+            record = records.get(layer_key(threads, f"peer {k}"), Measurement(status="skipped"))
+            if not record.figures:
+                table.add_row(str(threads), str(k), Text(record.note or record.status, style="dim"))
+                continue
+            figures = record.figures
+            times = [format_seconds(figures[who]) if who in figures else "-" for who in ("ours", *PEER_MODES)]
+            ratio = _judged(times_peer(records, threads, k), PEER_LIMIT)
+            table.add_row(str(threads), str(k), *times, ratio, f"{figures['difference']:.0e}")
+    return table
+
+
+def _memory_table(records: Records) -> Table:
+    headings = ("layer", "rise of the peak", "dense of the same\nactive size", "ratio", "with parameters")
+    table = new_table("Memory of a training step beyond the parameters, gradients included", headings[:1], headings[1:])
+    for name, dense in MEMORY.items():
+        sizes = [_figures(records, f"memory {which}") for which in (name, dense)]
+        cells = [f"{figures['bytes'] / 1e6:.0f} MB" if figures else "-" for figures in sizes]
+        whole = times_dense_memory(records, name, parameters=True)
+        ratio = _judged(times_dense_memory(records, name), MEMORY_LIMIT)
+        table.add_row(name, *cells, ratio, "-" if whole is None else f"{whole:.2f}")
+    return table
+
+
+def _save_figure(bench: LayerBench, records: Records, folder: Path) -> list[Path]:
+    """Draws the time of every layer with a router of ours, split into the router and the rest."""
+    with style():
+        figure = new_figure(7.2, 1.0 + 0.24 * len(bench.routers) * len(bench.threads))
+        for row, threads in enumerate(bench.threads):
+            axes = figure.add_subplot(len(bench.threads), 1, row + 1)
+            found = {name: _figures(records, layer_key(threads, f"router {name}")) for name in bench.routers}
+            known = {name: figures for name, figures in found.items() if figures and name != "dense"}
+            routing = [figures["router"] for figures in known.values()]
+            rest = [max(figures["layer"] - figures["router"], 0.0) for figures in known.values()]
+            axes.barh(list(known), routing, color="#8c2d04", label="router")
+            axes.barh(list(known), rest, left=routing, color="#2f7fc1", label="experts, gathers, loss")
+            axes.invert_yaxis()
+            dense = _figures(records, layer_key(threads, "contenders"))
+            if dense:
+                axes.axvline(dense["dense"], color="#555555", linestyle=":", linewidth=1.2, label="dense layer")
+            axes.set_xlabel("seconds, forward and backward")
+            axes.set_title(f"{_threads(threads)}, {bench.size.tokens:,} tokens")
+            axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        return save(figure, folder, NAME)
+
+
+def _judged(figure: float | None, limit: float, *, percent: bool = False) -> Text:
+    if figure is None:
+        return judged_text("-", None)
+    return judged_text(f"{figure:.1%}" if percent else f"{figure:.3f}", figure <= limit)
+
+
+def _figures(records: Records, key: str, *, median: bool = False) -> dict[str, float]:
+    """The figures of a measurement: the best times and whatever else there is, or the medians under the same names."""
+    record = records.get(key)
+    if record is None or record.status != "measured":
+        return {}
+    return {name.removesuffix(MEDIAN): x for name, x in record.figures.items() if name.endswith(MEDIAN) == median}
+
+
+def _threads(threads: int) -> str:
+    return "one thread" if threads == 1 else f"{threads} threads"

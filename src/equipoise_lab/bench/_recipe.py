@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the assignment benchmark runs, as a typed value, and the limits that its results are held against."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from equipoise._core import check_one_of, check_seed
+from equipoise_lab.bench._families import FAMILIES
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AssignBench:
+    """One run of the assignment benchmark.
+
+    Attributes:
+        sizes: problems n x k, in the order in which they are measured; a solver whose smaller problems show that a
+            larger one would exceed the budget skips it.
+        robust_size: the problem at which every family is tried.
+        behaviours: names of the further checks (threads, memory, start-up, ...) to run.
+        family: the family of score matrices for the sizes.
+        threads: threads for torch and for us; the peers use one.
+        repeats: repetitions, of which the best counts.
+        seed: seed of the first score matrix.
+        budget: seconds that one call may take.
+    """
+
+    sizes: tuple[Size, ...]
+    robust_size: Size
+    behaviours: tuple[str, ...]
+    family: str = "gumbel"
+    threads: int = 1
+    repeats: int = 5
+    seed: int = 0
+    budget: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuses a run that cannot be made."""
+        check_one_of("family", self.family, list(FAMILIES))
+        for name, least in (("threads", 1), ("repeats", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        check_seed("seed", self.seed)
+        if not self.budget > 0:
+            raise ValueError(f"budget must be a positive number of seconds, got {self.budget}")
+
+    @property
+    def judged(self) -> bool:
+        """Whether the limits apply: they are stated for Gumbel-perturbed logits and one thread."""
+        return self.family == "gumbel" and self.threads == 1
+
+
+BEHAVIOURS = ("growth", "batch", "warm-start", "threads", "memory", "first-call", "import")
+
+_FULL = AssignBench(
+    sizes=(
+        (1024, 64),
+        (2048, 64),
+        (4096, 16),
+        (4096, 64),
+        (8192, 64),
+        (16384, 64),
+        (32768, 64),
+        (65536, 64),
+        (65536, 256),
+        (262144, 64),
+    ),
+    robust_size=(16384, 64),
+    behaviours=BEHAVIOURS,
+)
+
+RECIPES: Mapping[str, AssignBench] = {
+    "full": _FULL,
+    "quick": replace(
+        _FULL,
+        sizes=((1024, 64), (4096, 16), (4096, 64), (16384, 64)),
+        behaviours=("batch", "first-call", "import"),
+        budget=2.0,
+    ),
+}
+
+
+def assign_recipe(
+    grid: str, *, family: str, threads: int, repeats: int, seed: int, budget: float | None = None
+) -> AssignBench:
+    """Builds a run from a named grid.
+
+    Args:
+        grid: "full" (every size that has a limit) or "quick" (under a minute).
+        family: family of score matrices, a name in `FAMILIES`.
+        threads: threads for torch and for us.
+        repeats: repetitions, of which the best counts.
+        seed: seed of the first score matrix.
+        budget: seconds that one call may take; None is the grid's own.
+
+    Returns:
+        The run.
+
+    Example:
+        >>> assign_recipe("quick", family="gumbel", threads=1, repeats=5, seed=0).sizes[-1]
+        (16384, 64)
+    """
+    check_one_of("grid", grid, list(RECIPES))
+    recipe = replace(RECIPES[grid], family=family, threads=threads, repeats=repeats, seed=seed)
+    return recipe if budget is None else replace(recipe, budget=budget)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeLimit:
+    """Limits at one size: at least `peer` times faster than the better peer, at most `floor` times torch.argmax."""
+
+    peer: float | None
+    floor: float
+
+
+SIZE_LIMITS: Mapping[Size, SizeLimit] = {
+    (4096, 16): SizeLimit(35.0, 4.0),
+    (4096, 64): SizeLimit(40.0, 5.0),
+    (16384, 64): SizeLimit(100.0, 3.0),
+    (65536, 64): SizeLimit(None, 2.5),
+    (65536, 256): SizeLimit(None, 4.0),
+}
+
+# Any family, tight or with slack, in multiples of torch.argmax at the robust size.
+FAMILY_LIMIT = 25.0
+# An exact result has a gap of at most this, relative to the larger of |value| and the largest finite |score|.
+GAP_LIMIT = 1e-9
+CAPACITY_FACTOR = 1.25

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Balancing in expectation against torch.softmax, the floor, and POT's Sinkhorn at equal accuracy: what is measured.
+
+Legend: n rows (datapoints), k columns (experts).
+"""
+
+import functools
+import importlib.util
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equipoise._core import check_one_of, check_positive, check_seed
+from equipoise.balancing import Balanced, ConvergenceWarning, sinkhorn
+from equipoise_lab._timing import best_of, best_of_each, num_threads
+from equipoise_lab.bench._benchmark import Measurement, Records, Step
+
+Size = tuple[int, int]
+NAME = "bench-sinkhorn"
+CAPACITY_FACTOR = 1.25
+# Where POT stops, in decades of its own error; the first that meets the tolerance is what it is timed with.
+_POT_THRESHOLDS = tuple(10.0**-decade for decade in range(2, 12))
+_POT_ITERATIONS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SinkhornBench:
+    """One run of the balancing benchmark.
+
+    Attributes:
+        sizes: problems n x k, smaller ones first: POT skips a size that an earlier one shows to exceed the budget.
+        deviations: standard deviations of the logits, from flat to sharp.
+        threads: threads for torch, and so for us; POT uses what numpy's libraries were given.
+        repeats: repetitions, of which the best counts.
+        seed: seed of the logits.
+        tolerance: relative column error that everybody has to reach.
+        budget: seconds that one call of POT may take.
+    """
+
+    sizes: tuple[Size, ...]
+    deviations: tuple[float, ...] = (0.1, 1.0, 10.0, 30.0)
+    threads: int = 1
+    repeats: int = 5
+    seed: int = 0
+    tolerance: float = 1e-6
+    budget: float = 20.0
+
+    def __post_init__(self) -> None:
+        """Refuses a run that cannot be made."""
+        for name, least in (("threads", 1), ("repeats", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}: raise it")
+        check_seed("seed", self.seed)
+        check_positive("budget", self.budget)
+        check_positive("tolerance", self.tolerance)
+
+
+SINKHORN_RECIPES = {
+    "full": SinkhornBench(sizes=((64, 8), (512, 16), (4096, 64), (16384, 64), (65536, 64), (65536, 256))),
+    "quick": SinkhornBench(sizes=((512, 16), (4096, 64), (65536, 64)), deviations=(1.0, 10.0), budget=2.0),
+}
+
+
+def sinkhorn_recipe(grid: str, *, threads: int, repeats: int, seed: int, budget: float | None = None) -> SinkhornBench:
+    """Builds a run from a named grid.
+
+    Args:
+        grid: "full" or "quick" (under a minute).
+        threads: threads for torch.
+        repeats: repetitions, of which the best counts.
+        seed: seed of the logits.
+        budget: seconds that one call of POT may take; None is the grid's own.
+
+    Returns:
+        The run.
+
+    Example:
+        >>> sinkhorn_recipe("quick", threads=1, repeats=5, seed=0).deviations
+        (1.0, 10.0)
+    """
+    check_one_of("grid", grid, list(SINKHORN_RECIPES))
+    recipe = replace(SINKHORN_RECIPES[grid], threads=threads, repeats=repeats, seed=seed)
+    return recipe if budget is None else replace(recipe, budget=budget)
+
+
+def sinkhorn_key(size: Size, deviation: float, who: str) -> str:
+    """Names the measurement of `who` ("ours" or "pot") at a size and standard deviation."""
+    return f"{size[0]}x{size[1]}/sd {deviation:g}/{who}"
+
+
+def sinkhorn_steps(bench: SinkhornBench) -> list[Step]:
+    """Lists the measurements of a run, in order."""
+    measures = (("ours", "eq.sinkhorn", _measure_ours), ("pot", "POT sinkhorn_log", _measure_pot))
+    return [
+        Step(
+            key=sinkhorn_key(size, deviation, who),
+            title=f"{size[0]:,} x {size[1]}  sd {deviation:g}  {title}",
+            measure=functools.partial(measure, bench, size, deviation),
+        )
+        for size in bench.sizes
+        for deviation in bench.deviations
+        for who, title, measure in measures
+    ]
+
+
+def _measure_ours(bench: SinkhornBench, size: Size, deviation: float, records: Records) -> Measurement:
+    """Times torch.softmax and ours in turns: tight, with the backward pass, and with slack that some experts use up."""
+    del records
+    logits = _logits(size, deviation, bench.seed)
+    capacity = math.ceil(CAPACITY_FACTOR * size[0] / size[1])
+    popular = logits + logits[:1]
+    leaf, weight = logits.clone().requires_grad_(), torch.ones_like(logits)
+
+    def with_backward() -> Any:
+        return torch.autograd.grad(sinkhorn(leaf, tolerance=bench.tolerance).log_p, leaf, weight)
+
+    calls: dict[str, Callable[[], Any]] = {
+        "softmax": lambda: torch.softmax(logits, -1),
+        "tight": lambda: sinkhorn(logits, tolerance=bench.tolerance),
+        "slack": lambda: sinkhorn(popular, capacity, tolerance=bench.tolerance),
+        "backward": with_backward,
+    }
+    with num_threads(bench.threads), warnings.catch_warnings():
+        # Whether it converged is among the figures.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        seconds = best_of_each(calls, bench.repeats)
+        balanced: Balanced = calls["tight"]()
+    error = _column_error(balanced.log_p.double().exp())
+    figures = {**seconds, "iterations": float(balanced.iterations), "error": error}
+    if error > 2 * bench.tolerance or not bool(balanced.converged):
+        return Measurement(status="failed", figures=figures, note=f"relative column error {error:.1e}")
+    return Measurement(seconds=seconds["tight"], repeats=bench.repeats, figures=figures)
+
+
+def _measure_pot(bench: SinkhornBench, size: Size, deviation: float, records: Records) -> Measurement:
+    """Times POT with the loosest of its thresholds that meets the tolerance; float64, as float32 does not reach it."""
+    if importlib.util.find_spec("ot") is None:
+        return Measurement(status="not installed", note="needs POT: pip install 'equipoise[peers]'")
+    expected = _foresee(bench, size, deviation, records)
+    if expected > bench.budget:
+        return Measurement(status="skipped", note=f"about {expected:.0f} s expected, budget {bench.budget:g} s")
+    import ot
+
+    n, k = size
+    costs = -_logits(size, deviation, bench.seed).double().numpy()
+    rows, columns = torch.full((n,), 1 / n).double().numpy(), torch.full((k,), 1 / k).double().numpy()
+
+    def solve(threshold: float) -> Any:
+        return ot.bregman.sinkhorn_log(
+            rows, columns, costs, 1.0, numItermax=_POT_ITERATIONS, stopThr=threshold, warn=False
+        )
+
+    threshold, error, seconds = _loosest_threshold(solve, bench)
+    figures = {"error": error, "threshold": threshold}
+    if error > bench.tolerance:
+        note = f"relative column error {error:.1e} after {seconds:.3g} s"
+        return Measurement(status="failed", seconds=seconds, figures=figures, note=note)
+    timing = best_of(functools.partial(solve, threshold), bench.repeats, budget=bench.budget / bench.repeats)
+    return Measurement(seconds=timing.seconds, repeats=timing.repeats, figures=figures)
+
+
+def _loosest_threshold(solve: Callable[[float], Any], bench: SinkhornBench) -> tuple[float, float, float]:
+    """Tightens POT's threshold until the tolerance is met or time is up; returns it, the error and the seconds."""
+    threshold, error, seconds = 0.0, math.inf, 0.0
+    for threshold in _POT_THRESHOLDS:
+        start = time.perf_counter()
+        plan = torch.from_numpy(solve(threshold))
+        seconds = time.perf_counter() - start
+        error = _column_error(plan * plan.shape[0])
+        if error <= bench.tolerance or seconds > bench.budget:
+            break
+    return threshold, error, seconds
+
+
+def _foresee(bench: SinkhornBench, size: Size, deviation: float, records: Records) -> float:
+    """Extrapolates POT's time from the last smaller size, in proportion to the entries of the matrix."""
+    expected = 0.0
+    for earlier in bench.sizes[: bench.sizes.index(size)]:
+        record = records.get(sinkhorn_key(earlier, deviation, "pot"))
+        if record is not None and record.seconds is not None:
+            expected = record.seconds * math.prod(size) / math.prod(earlier)
+    return expected
+
+
+def _column_error(p: Float[Tensor, "n k"]) -> float:
+    target = p.shape[0] / p.shape[1]
+    return float((p.sum(0) / target - 1).abs().max())
+
+
+@functools.lru_cache(maxsize=1)
+def _logits(size: Size, deviation: float, seed: int) -> Float[Tensor, "n k"]:
+    """The logits of a size, float32: kept until the next are drawn, because all solvers share them."""
+    return deviation * torch.randn(size, generator=torch.Generator().manual_seed(seed))

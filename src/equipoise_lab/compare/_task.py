@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tasks: rows with labels, divided once and for all into what is trained on, what is tuned on and what is reported.
+
+To add a task, write a function that returns its rows and labels, and add it to the table.
+
+Legend: n rows, d features.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from equipoise._core import check_one_of
+
+# The split belongs to the task: it is the same for every seed, setting and contender.
+_SPLIT_SEED = 2109
+# Out of ten: for training, for validation; the rest is the test split.
+_TENTHS = (6, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Rows with labels.
+
+    Attributes:
+        x: the features.
+        y: the labels, 0 to the number of classes - 1.
+    """
+
+    x: Float[Tensor, "n d"]
+    y: Int[Tensor, "n"]
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return self.x.shape[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A classification task.
+
+    Attributes:
+        name: on the command line.
+        train: what gradients come from.
+        validation: what settings are chosen on.
+        test: what is reported, once.
+        num_classes: C.
+    """
+
+    name: str
+    train: Split
+    validation: Split
+    test: Split
+    num_classes: int
+
+    @property
+    def dim(self) -> int:
+        """Features of a row, d."""
+        return self.train.x.shape[1]
+
+
+def split_task(name: str, x: Float[Tensor, "n d"], y: Int[Tensor, "n"], *, centred: bool = True) -> Task:
+    """Divides rows at random into 60% for training, 20% for validation and 20% for the test.
+
+    Args:
+        name: of the task.
+        x: the features.
+        y: the labels.
+        centred: whether to subtract the features' mean over the training rows. A router has no bias; in a network,
+            what it sees is normalised.
+
+    Returns:
+        The task.
+
+    Example:
+        >>> task = split_task("line", torch.arange(10.0)[:, None], torch.arange(10) % 2)
+        >>> len(task.train), len(task.validation), len(task.test), task.num_classes
+        (6, 2, 2, 2)
+    """
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    first, second = (len(x) * tenths // 10 for tenths in (_TENTHS[0], sum(_TENTHS)))
+    if centred:
+        x = x - x[order[:first]].mean(0)
+    parts = [Split(x[rows], y[rows]) for rows in order.tensor_split([first, second])]
+    return Task(name=name, train=parts[0], validation=parts[1], test=parts[2], num_classes=int(y.max()) + 1)
+
+
+def _digits(*, centred: bool) -> Task:
+    """Handwritten digits, 1,797 images of 8 x 8 pixels; they come with scikit-learn, nothing is downloaded."""
+    try:
+        # By name: an extra that most environments do not have.
+        datasets: Any = importlib.import_module("sklearn.datasets")
+    except ImportError as error:
+        raise ValueError("task 'digits' needs scikit-learn, which is missing: pip install 'equipoise[lab]'") from error
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    x, y = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels).long()
+    return split_task("digits" if centred else "digits-raw", x, y, centred=centred)
+
+
+TASKS: MappingProxyType[str, Callable[[], Task]] = MappingProxyType(
+    {"digits": partial(_digits, centred=True), "digits-raw": partial(_digits, centred=False)}
+)
+"""The tasks by name: the pixels of the digits, from 0 to 1, with their mean over the training rows taken off or not."""
+
+
+def load_task(name: str) -> Task:
+    """Loads a task.
+
+    Args:
+        name: one of `TASKS`.
+
+    Returns:
+        The task.
+
+    Raises:
+        ValueError: there is none of that name, or a package that it needs is missing.
+    """
+    check_one_of("task", name, tuple(TASKS))
+    return TASKS[name]()

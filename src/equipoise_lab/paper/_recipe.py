@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paper's experiment as a value: what it fixes, what it leaves open, and which runs it consists of."""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import cast
+
+from equipoise._core import check_at_least, check_fraction, check_one_of, check_positive, check_seed
+from equipoise_lab.paper._methods import METHOD_TABLE
+from equipoise_lab.paper._results import (
+    LOSSES,
+    MAIN_BALANCE_WEIGHT,
+    MAIN_LEARNING_RATE,
+    THRESHOLD,
+    VARIANTS,
+    Loss,
+    Variant,
+)
+
+METHODS = ("sample", "skip-iw", "skip", "gm-iw", "gm-sh", "gm")
+TEMPERATURES = (0.01, 0.03, 0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
+# Where the claims about the balance loss and the learning rate are decided.
+SWEEP_TEMPERATURES = (0.03, 0.3, 1.0, 10.0)
+RATE_TEMPERATURES = (1.0, 10.0)
+BALANCE_WEIGHTS = (0.0, 0.003, 0.01, 0.03, 0.1)
+# What is varied besides the panels: the weight of the balance loss with either loss, the learning rate with REINFORCE.
+SWEEPS = ("gating-balance", "reinforce-balance", "reinforce-rate")
+LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+# Variants and methods that are others under another name. Without importance weights, what Gumbel-Matching would weigh
+# with does not matter. Sinkhorn first adds a number to each column of the scores. Two experts that must take n/2 rows
+# each take the same ones whatever that number is, so it changes only the weights of biased Gumbel-Matching, which are
+# then those of SH.
+SAME: dict[tuple[str, str], tuple[Variant, str]] = {
+    ("no-iw", "gm-iw"): ("no-iw", "gm"),
+    ("no-iw", "gm-sh"): ("no-iw", "gm"),
+    ("sinkhorn", "gm-iw"): ("plain", "gm-iw"),
+    ("sinkhorn", "gm-sh"): ("plain", "gm-sh"),
+    ("sinkhorn", "gm"): ("plain", "gm-sh"),
+}
+# What the paper leaves open, the default first.
+OPEN_CHOICES: dict[str, tuple[str, ...]] = {
+    "dataset": ("shared", "per-seed"),
+    "initialisation": ("uniform", "haiku", "small"),
+    "balance_load": ("argmax", "sampled"),
+    "sinkhorn_order": ("temperature-first", "sinkhorn-first"),
+    "measure": ("argmax", "expected"),
+    "measured_at": ("last", "last-200"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class Run:
+    """One training run: what it is called in `results.csv`.
+
+    Attributes:
+        variant: "plain", "sinkhorn" (Sinkhorn first) or "no-iw" (no importance weights).
+        method: a strategy's name.
+        loss: "reinforce" or "gating".
+        balance_weight: of the load-balance loss.
+        temperature: of the proposal.
+        learning_rate: of Adam.
+        seed: of the initial parameters and the noise; and of the data, where every seed has its own.
+    """
+
+    variant: Variant
+    method: str
+    loss: Loss
+    balance_weight: float
+    temperature: float
+    learning_rate: float
+    seed: int
+
+    @property
+    def trained_as(self) -> "Run":
+        """The run that this one is under another name, or itself."""
+        variant, method = SAME.get((self.variant, self.method), (self.variant, self.method))
+        return replace(self, variant=variant, method=method)
+
+    @property
+    def unit(self) -> str:
+        """The runs that are trained together, one batch: they sample alike, and may weigh differently."""
+        run = self.trained_as
+        return f"{'sinkhorn' if run.variant == 'sinkhorn' else 'direct'}-{run.method}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paper:
+    """The toy experiment of section 3.
+
+    What the paper says: the task, the model, the optimiser, the grid. What it leaves open has a field too, with the
+    default that is closest to its wording; `equipoise reproduce --sensitivity` shows which claims depend on it.
+
+    Attributes:
+        methods: the strategies to compare.
+        losses: how the router learns.
+        variants: what is changed about the sampling.
+        temperatures: of the proposal.
+        seeds: how many; they are consecutive.
+        first_seed: where they begin.
+        steps: of Adam.
+        sweeps: what is varied besides: the balance loss ("gating-balance", "reinforce-balance"), the learning rate
+            ("reinforce-rate").
+        balance_weight: of the load-balance loss with gating; REINFORCE has none outside of the sweep.
+        learning_rate: of Adam outside of the sweep.
+        num_points: datapoints, all in every batch.
+        noise_sd: of the labels.
+        threshold: the mean squared error below which the task counts as solved.
+        baseline_decay: of the moving average that REINFORCE subtracts; None for no baseline.
+        dataset: open. "shared": one dataset for all seeds ("we sample a dataset"); "per-seed".
+        initialisation: open. "uniform": U(-1, 1), as torch initialises a linear layer of one input; "haiku": weights
+            from a normal distribution truncated at two standard deviations, biases 0; "small": N(0, 0.1^2).
+        balance_load: open. What the balance loss counts: "argmax", the expert that the router prefers; or "sampled",
+            the expert that was drawn. Balanced samples make the latter a constant, so that it has no effect.
+        sinkhorn_order: open. "temperature-first": sinkhorn(log p / tau); "sinkhorn-first": sinkhorn(log p), then tau.
+        measure: open. Which error decides whether a run solved the task: of the "argmax" expert, or "expected" under
+            the router.
+        measured_at: open. When that error is read: at the "last" step, or averaged over the "last-200".
+    """
+
+    methods: tuple[str, ...] = METHODS
+    losses: tuple[str, ...] = LOSSES
+    variants: tuple[str, ...] = VARIANTS
+    temperatures: tuple[float, ...] = TEMPERATURES
+    seeds: int = 10
+    first_seed: int = 0
+    steps: int = 10_000
+    sweeps: tuple[str, ...] = SWEEPS
+    balance_weight: float = MAIN_BALANCE_WEIGHT["gating"]
+    learning_rate: float = MAIN_LEARNING_RATE
+    num_points: int = 100
+    noise_sd: float = 0.1
+    threshold: float = THRESHOLD
+    baseline_decay: float | None = 0.99
+    dataset: str = "shared"
+    initialisation: str = "uniform"
+    balance_load: str = "argmax"
+    sinkhorn_order: str = "temperature-first"
+    measure: str = "argmax"
+    measured_at: str = "last"
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be run, before anything is."""
+        for name, values, known in (
+            ("methods", self.methods, tuple(METHOD_TABLE)),
+            ("losses", self.losses, LOSSES),
+            ("variants", self.variants, VARIANTS),
+            ("sweeps", self.sweeps, SWEEPS),
+        ):
+            for value in values:
+                check_one_of(name, value, known)
+        for name, known in OPEN_CHOICES.items():
+            check_one_of(name, getattr(self, name), known)
+        for name, value in (("seeds", self.seeds), ("steps", self.steps)):
+            check_at_least(name, value, 1)
+        check_seed("first_seed", self.first_seed)
+        for temperature in self.temperatures:
+            check_positive("temperatures", temperature)
+        check_positive("learning_rate", self.learning_rate)
+        if self.num_points < 2 or self.num_points % 2:
+            raise ValueError(
+                f"num_points must be even and at least 2, so that two experts share them, got {self.num_points}"
+            )
+        if self.baseline_decay is not None:
+            check_fraction("baseline_decay", self.baseline_decay)
+
+    def runs(self) -> list[Run]:
+        """Lists every run once: the six panels, then what the sweeps add to them."""
+        found: dict[Run, None] = {}
+        grid = itertools.product(self.variants, self.methods, self.losses, self.temperatures)
+        for variant, method, loss, temperature in grid:
+            weight = self.balance_weight if loss == "gating" else 0.0
+            found.update(self._seeds(variant, method, loss, weight, temperature, self.learning_rate))
+        if "plain" in self.variants:
+            swept = [loss for loss in self.losses if f"{loss}-balance" in self.sweeps]
+            for method, loss in itertools.product(self.methods, swept):
+                for weight, temperature in itertools.product(BALANCE_WEIGHTS, SWEEP_TEMPERATURES):
+                    found.update(self._seeds("plain", method, loss, weight, temperature, self.learning_rate))
+            if "reinforce" in self.losses and "reinforce-rate" in self.sweeps:
+                for method, rate in itertools.product(self.methods, LEARNING_RATES):
+                    for temperature in RATE_TEMPERATURES:
+                        found.update(self._seeds("plain", method, "reinforce", 0.0, temperature, rate))
+        return list(found)
+
+    def describe(self) -> dict[str, str | float | int | bool | None | list[str] | list[float]]:
+        """Lists the fields and their values, as JSON knows them."""
+        return {f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v for f in fields(self)}
+
+    def units(self) -> dict[str, list[Run]]:
+        """Groups the runs by what is trained together."""
+        units: dict[str, list[Run]] = {}
+        for run in self.runs():
+            units.setdefault(run.unit, []).append(run)
+        return units
+
+    def _seeds(
+        self, variant: str, method: str, loss: str, weight: float, temperature: float, rate: float
+    ) -> Iterable[tuple[Run, None]]:
+        for seed in range(self.first_seed, self.first_seed + self.seeds):
+            run = Run(
+                variant=cast(Variant, variant),
+                method=method,
+                loss=cast(Loss, loss),
+                balance_weight=weight,
+                temperature=temperature,
+                learning_rate=rate,
+                seed=seed,
+            )
+            yield run, None
+
+
+def quick_recipe() -> Paper:
+    """The same experiment in small: three temperatures, three seeds, 200 steps, no sweeps."""
+    return Paper(temperatures=(0.1, 1.0, 10.0), seeds=3, steps=200, sweeps=())

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`report.html`: what was run, the figures, the claims with their verdicts, on one page that needs nothing else."""
+
+import base64
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import jinja2
+
+from equipoise import __version__
+from equipoise_lab._ledger import write_whole
+from equipoise_lab.paper._claims import VERDICT_RULE, Claim, Verdict
+from equipoise_lab.paper._result_figures import quick_note
+from equipoise_lab.paper._results import THRESHOLD, Result
+from equipoise_lab.paper._solved_figures import panel_tables, sweep_tables
+
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+# A vector image of thousands of dots is larger than the picture of it, and slower to show.
+_LARGEST_SVG = 400_000
+
+_CAPTIONS = {
+    "overview": (
+        "Samples and expectations, balanced and not",
+        "The paper's figure 1 with real numbers: what the router wants, what Sinkhorn makes of it in expectation, and "
+        "what independent, skipping and balanced sampling draw.",
+    ),
+    "main": (
+        "The task and its results",
+        "The paper's figure 2: the data with a learned model, and the final error against the temperature of the "
+        "proposal, with REINFORCE (no balance loss) and with differentiable gating (balance loss of weight 0.01).",
+    ),
+    "appendix": (
+        "All six panels",
+        "The figure of appendix E: REINFORCE above, gating below; as it is, with Sinkhorn before sampling, and without "
+        "importance weights.",
+    ),
+    "solved": (
+        "Solved seeds",
+        "How many seeds end below the threshold, by strategy and temperature.",
+    ),
+    "sweeps": (
+        "Sweeps",
+        "Solved seeds by the weight of the balance loss, and by learning rate.",
+    ),
+    "beyond": (
+        "Beyond the paper",
+        "Solved seeds against temperature on seeds of their own, a dataset for each: what the paper has in grey, "
+        "bounded weights, a critic and slack in colour.",
+    ),
+    "beyond-solved": (
+        "Beyond the paper: all methods",
+        "How many seeds end below the threshold, by method and temperature.",
+    ),
+    "study-training": (
+        "Along training",
+        "The three sides of equation 1 (log-likelihood of the most probable expert, ELBO, marginal log-likelihood) and "
+        "the router's entropy.",
+    ),
+    "study-weights": (
+        "What importance weights cost",
+        "Weights, effective sample size and the variance of the gradient along training.",
+    ),
+    "study-marginals": (
+        "Sinkhorn as a stand-in for marginals",
+        "Sinkhorn's expectations against the marginals of Gumbel-Matching and of the Gibbs distribution.",
+    ),
+    "study-maximum-entropy": (
+        "The maximum-entropy distribution",
+        "u_ij of the maximum-entropy distribution against p_ij^(1/tau), up to factors for rows and columns.",
+    ),
+    "study-solver-time": (
+        "The paper's solver",
+        "The time of cycle cancelling against that of the Hungarian algorithm.",
+    ),
+    "study-noise": ("Other noise", "Gating with Gumbel noise, Gaussian noise and input jitter."),
+    "study-elbo": (
+        "ELBO and marginal likelihood",
+        "What training each of them exactly makes of the router.",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """A figure that is part of the page.
+
+    Attributes:
+        name: of its file, without ending.
+        title: above it.
+        caption: below it.
+        source: its data URI.
+    """
+
+    name: str
+    title: str
+    caption: str
+    source: str
+
+
+def write_report(
+    out: Path,
+    *,
+    recipe_description: Mapping[str, Any],
+    results: Sequence[Result],
+    claims: Sequence[Claim],
+    studies: Mapping[str, Mapping[str, Any]],
+    environment: Mapping[str, Any],
+    command: str,
+    seconds: float,
+    resumed: bool = False,
+) -> Path:
+    """Writes the page, with the figures that are in `figures` below the folder.
+
+    Args:
+        out: the folder of the command.
+        recipe_description: what was run, by name; `quick` says that it was not the experiment in full.
+        results: the training runs.
+        claims: what was judged.
+        studies: the smaller experiments; `sensitivity` and `beyond` are shown as tables, the others as figures.
+        environment: machine and software.
+        command: what was typed.
+        seconds: how long it took.
+        resumed: whether part of the work had been done before, so that the time is not that of all of it.
+    """
+    loader = jinja2.PackageLoader("equipoise_lab.paper")
+    templates = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    counts = Counter(claim.verdict for claim in claims)
+    page = templates.get_template("report.html.jinja").render(
+        version=__version__,
+        note=quick_note(recipe_description),
+        recipe=[(name.replace("_", " "), describe_value(v)) for name, v in recipe_description.items()],
+        threshold=THRESHOLD,
+        runs=_count_runs(results),
+        verdicts=[(verdict, counts[verdict]) for verdict in VERDICTS if counts[verdict]],
+        verdict_rule=VERDICT_RULE,
+        claims=claims,
+        pictures=find_pictures(out / "figures"),
+        tables=panel_tables(results),
+        sweeps=sweep_tables(results),
+        sensitivity=studies.get("sensitivity"),
+        environment=[(name, describe_value(v)) for name, v in environment.items()],
+        command=command,
+        beyond=studies.get("beyond"),
+        duration=f"{describe_duration(seconds)}{', after parts that were there before' if resumed else ''}",
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "report.html"
+    write_whole(path, page)
+    return path
+
+
+def find_pictures(folder: Path) -> list[Picture]:
+    """Finds the figures of a folder: those with a caption first, in the order of the table, then any other."""
+    names = [path.stem for path in sorted(folder.glob("*.svg"))]
+    ordered = [name for name in _CAPTIONS if name in names] + [name for name in names if name not in _CAPTIONS]
+    pictures: list[Picture] = []
+    for name in ordered:
+        title, caption = _CAPTIONS.get(name, (name.removeprefix("study-").replace("-", " ").capitalize(), ""))
+        pictures.append(Picture(name=name, title=title, caption=caption, source=_embed(folder, name)))
+    return pictures
+
+
+def _embed(folder: Path, name: str) -> str:
+    """Turns a figure into a data URI: the vector image, unless it is large and there is a picture of it."""
+    vector, picture = folder / f"{name}.svg", folder / f"{name}.png"
+    if picture.exists() and vector.stat().st_size > _LARGEST_SVG:
+        return f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode('ascii')}"
+    return f"data:image/svg+xml;base64,{base64.b64encode(vector.read_bytes()).decode('ascii')}"
+
+
+def _count_runs(results: Sequence[Result]) -> dict[str, int]:
+    return {
+        "all": len(results),
+        "solved": sum(run.solved for run in results),
+        "diverged": sum(not math.isfinite(run.mse) for run in results),
+    }
+
+
+def describe_value(value: object) -> str:
+    """Writes a setting for people.
+
+    Example:
+        >>> describe_value([0.01, 1.0, 100.0]), describe_value(True), describe_value(10_000)
+        ('0.01, 1, 100', 'yes', '10,000')
+        >>> describe_value({"torch": "2.13.0", "cores": 2})
+        'torch 2.13.0, cores 2'
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {describe_value(entry)}" for name, entry in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(describe_value(entry) for entry in value)
+    return str(value)
+
+
+def describe_duration(seconds: float) -> str:
+    """Writes a duration for people.
+
+    Example:
+        >>> describe_duration(42.3), describe_duration(754.0), describe_duration(3700.0)
+        ('42 s', '12 min 34 s', '1 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

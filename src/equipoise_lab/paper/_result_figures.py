@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result figures: final error against temperature, the paper's figure 2 and the figure of its appendix E."""
+
+import math
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullFormatter
+
+from equipoise.estimators import PAPER_STRATEGIES
+from equipoise_lab._style import GREY, INK, add_grid, legend_lines, look, new_figure, save, style
+from equipoise_lab.paper._results import LOSSES, THRESHOLD, VARIANTS, Loss, Result, Variant, select, select_main
+from equipoise_lab.paper._solved_figures import draw_solved_figures
+
+_TITLES: dict[tuple[Loss, Variant], str] = {
+    ("reinforce", "plain"): "REINFORCE",
+    ("reinforce", "sinkhorn"): "REINFORCE, Sinkhorn first",
+    ("reinforce", "no-iw"): "REINFORCE, no importance weights",
+    ("gating", "plain"): "Gating, balance loss 0.01",
+    ("gating", "sinkhorn"): "Gating, Sinkhorn first",
+    ("gating", "no-iw"): "Gating, no importance weights",
+}
+# Errors outside are drawn at the edge. 0.01 is the noise of the data, 0.2 about what a constant gets.
+_FLOOR, _CEILING = 0.006, 2.0
+# Strategies at one temperature stand side by side, each by this factor.
+_DODGE = 1.075
+_TICKS = (0.01, 0.1, 1.0, 10.0, 100.0)
+_DASHES = (0, (4.0, 3.0))
+
+
+def draw_result_figures(
+    out: Path, results: Sequence[Result], recipe: Mapping[str, Any], *, model: Mapping[str, Any] | None = None
+) -> list[Path]:
+    """Draws what the training runs show, as far as they were run.
+
+    Args:
+        out: the folder of the command; figures go into `figures` below it.
+        results: the runs.
+        recipe: the settings of the command; `quick` (bool) and `steps` are read, to be said on the figures.
+        model: data and a learned model, for the first panel of the paper's figure 2: `x`, `y`, `experts` (slope and
+            intercept of each), `router` (weight and bias of p(z = 0 | x)), `label`, `mse`.
+
+    Returns:
+        The files written: SVG and PNG of `main`, `appendix`, `solved` and `sweeps`.
+    """
+    folder, main = out / "figures", select_main(results)
+    note = quick_note(recipe)
+    paths: list[Path] = []
+    with style():
+        if main:
+            paths += save(_draw_main(main, model, note), folder, "main")
+            paths += save(_draw_appendix(main, note), folder, "appendix")
+        paths += draw_solved_figures(folder, results, note)
+    return paths
+
+
+def quick_note(recipe: Mapping[str, Any]) -> str:
+    """Says on a figure that it does not show the paper's experiment in full; empty if it does.
+
+    Example:
+        >>> quick_note({"quick": True, "steps": 500})
+        'quick run (500 steps): not the experiment in full'
+    """
+    if not recipe.get("quick"):
+        return ""
+    steps = recipe.get("steps")
+    return f"quick run{f' ({steps:,} steps)' if isinstance(steps, int) else ''}: not the experiment in full"
+
+
+def _draw_main(main: Sequence[Result], model: Mapping[str, Any] | None, note: str) -> Figure:
+    """Figure 2: the data with a learned model, REINFORCE, gating."""
+    figure = new_figure(10.8 if model else 7.4, 4.1)
+    panels: list[Axes] = list(figure.subplots(1, 3 if model else 2))
+    if model:
+        _draw_model(panels[0], model)
+    for axes, loss in zip(panels[-2:], LOSSES, strict=True):
+        _draw_panel(axes, select(main, loss=loss, variant="plain"), _TITLES[loss, "plain"])
+    panels[-2].set_ylabel("final mean squared error")
+    _finish(figure, note)
+    return figure
+
+
+def _draw_appendix(main: Sequence[Result], note: str) -> Figure:
+    """The appendix's figure: REINFORCE above, gating below; plain, Sinkhorn first, no importance weights."""
+    figure = new_figure(10.8, 6.9)
+    grid = figure.subplots(2, 3, sharex=True, sharey=True)
+    for row, loss in zip(grid, LOSSES, strict=True):
+        for axes, variant in zip(row, VARIANTS, strict=True):
+            _draw_panel(axes, select(main, loss=loss, variant=variant), _TITLES[loss, variant])
+            axes.label_outer()
+        row[0].set_ylabel("final mean squared error")
+    _finish(figure, note)
+    return figure
+
+
+def _finish(figure: Figure, note: str) -> None:
+    """Puts one legend under all panels, and the note above."""
+    others = [
+        Line2D([], [], color=INK, linestyle=_DASHES, linewidth=1.0, label=f"solved below {THRESHOLD:g}"),
+        Line2D([], [], color=GREY, linestyle="", marker=".", markersize=4.0, label="one seed (lines: median)"),
+    ]
+    figure.legend(handles=[*legend_lines(), *others], loc="outside lower center", ncols=4, fontsize=8.5)
+    if note:
+        figure.suptitle(note, fontsize=9, color=GREY, x=0.995, horizontalalignment="right")
+
+
+def _draw_panel(axes: Axes, runs: Sequence[Result], title: str) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_ylim(_FLOOR, _CEILING)
+    axes.set_title(title, fontweight="bold")
+    axes.axhline(THRESHOLD, color=INK, linestyle=_DASHES, linewidth=1.0, zorder=1)
+    for place, name in enumerate(PAPER_STRATEGIES):
+        shift = _DODGE ** (place - (len(PAPER_STRATEGIES) - 1) / 2)
+        _draw_method(axes, select(runs, method=name), name, shift)
+    _say_diverged(axes, runs)
+    _set_ticks(axes, sorted({run.temperature for run in runs}))
+    add_grid(axes)
+
+
+def _draw_method(axes: Axes, runs: Sequence[Result], name: str, shift: float) -> None:
+    """Draws a line through the medians over seeds, and a dot for every run."""
+    if not runs:
+        return
+    errors: dict[float, list[float]] = {}
+    for run in runs:
+        errors.setdefault(run.temperature * shift, []).append(_drawn(run.mse))
+    shown, xs = look(name), sorted(errors)
+    dots = [(x, error) for x in xs for error in errors[x]]
+    # Runs that are drawn at an edge are drawn whole.
+    axes.plot(*zip(*dots, strict=True), ".", color=shown.colour, markersize=3.0, alpha=0.4, zorder=2, clip_on=False)
+    medians = [_median(errors[x]) for x in xs]
+    axes.plot(xs, medians, **shown.line, linewidth=1.3, markersize=4.4, zorder=3, clip_on=False)
+
+
+def _drawn(mse: float) -> float:
+    """Where a run is drawn: inside the frame, at the top edge if it diverged."""
+    return _CEILING if not math.isfinite(mse) else min(max(mse, _FLOOR), _CEILING)
+
+
+def _median(errors: Sequence[float]) -> float:
+    """The median; at the top edge if either of two middle values is: the edge stands for any number above it.
+
+    Example:
+        >>> _median([0.01, 0.01, 2.0, 2.0]), _median([0.01, 0.03])
+        (2.0, 0.02)
+    """
+    return _CEILING if statistics.median_high(errors) >= _CEILING else statistics.median(errors)
+
+
+def _say_diverged(axes: Axes, runs: Sequence[Result]) -> None:
+    """Says how many runs are drawn at the top edge, and why."""
+    diverged = sum(not math.isfinite(run.mse) for run in runs)
+    above = sum(math.isfinite(run.mse) and run.mse > _CEILING for run in runs)
+    parts = [f"{diverged} diverged"] if diverged else []
+    parts += [f"{above} above {_CEILING:g}"] if above else []
+    if parts:
+        text = f"at the top edge: {', '.join(parts)}"
+        axes.annotate(
+            text,
+            xy=(0.985, 0.95),
+            xycoords="axes fraction",
+            horizontalalignment="right",
+            verticalalignment="top",
+            fontsize=7.5,
+            color=GREY,
+            bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
+            zorder=4,
+        )
+
+
+def _set_ticks(axes: Axes, temperatures: Sequence[float]) -> None:
+    if temperatures:
+        axes.set_xlim(min(temperatures) / 1.6, max(temperatures) * 1.6)
+    axes.set_xlabel("temperature")
+    axes.xaxis.set_major_locator(FixedLocator(_TICKS))
+    axes.xaxis.set_minor_locator(FixedLocator(temperatures))
+    axes.yaxis.set_major_locator(FixedLocator([0.01, 0.1, 1.0]))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _draw_model(axes: Axes, model: Mapping[str, Any]) -> None:
+    """Draws the data, both experts, and where the router switches."""
+    weight, bias = model["router"]
+    first = [weight * x + bias > 0.0 for x in model["x"]]
+    for chosen, colour, marker in ((True, "#0b4f94", "o"), (False, "#cc6a1b", "^")):
+        points = [(x, y) for x, y, z in zip(model["x"], model["y"], first, strict=True) if z == chosen]
+        axes.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            marker,
+            color=colour,
+            markersize=3.6,
+            alpha=0.75,
+            markerfacecolor=colour if chosen else "white",
+        )
+    for (slope, intercept), colour, dashes in zip(model["experts"], ("#0b4f94", "#cc6a1b"), ("-", "--"), strict=False):
+        axes.plot([-1.0, 1.0], [intercept - slope, intercept + slope], dashes, color=colour, linewidth=1.6)
+    if weight and abs(bias / weight) <= 1.0:
+        axes.axvline(-bias / weight, color=INK, linewidth=1.0, linestyle=":")
+        axes.annotate(
+            "router", xy=(-bias / weight, -1.42), xytext=(-3, 0), textcoords="offset points", ha="right", fontsize=8
+        )
+    axes.set_ylim(-1.5, 1.5)
+    axes.set_xlabel("x")
+    axes.set_ylabel("y")
+    axes.set_title("Data and learned model", fontweight="bold")
+    lines = textwrap.wrap(str(model.get("label", "")), 24)
+    lines += [f"MSE {model['mse']:.4f}"] if "mse" in model else []
+    axes.annotate("\n".join(lines), xy=(0.03, 0.97), xycoords="axes fraction", va="top", fontsize=8, color=GREY)

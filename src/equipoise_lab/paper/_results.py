@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The outcome of each training run, and `results.csv`, which holds them."""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Literal, get_args
+
+from equipoise_lab._ledger import write_whole
+
+THRESHOLD = 0.02
+"""A run has solved the task when its mean squared error is below this."""
+
+MAIN_BALANCE_WEIGHT = {"reinforce": 0.0, "gating": 0.01}
+"""The weight of the balance loss in the six panels of the paper."""
+
+MAIN_LEARNING_RATE = 0.1
+
+Loss = Literal["reinforce", "gating"]
+Variant = Literal["plain", "sinkhorn", "no-iw"]
+LOSSES: tuple[Loss, ...] = get_args(Loss)
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """One training run; the fields are the columns of `results.csv`, in this order.
+
+    Attributes:
+        loss: how the router learns.
+        variant: Sinkhorn before sampling, importance weights dropped, or neither.
+        method: the name of the strategy.
+        temperature: of the proposal.
+        seed: of the run.
+        balance_weight: of the balance loss.
+        learning_rate: of Adam.
+        mse: mean squared error at the end; nan or inf where the run diverged.
+        mse_expected: the same in expectation over the router.
+        solved: whether the run solved the task.
+    """
+
+    loss: Loss
+    variant: Variant
+    method: str
+    temperature: float
+    seed: int
+    balance_weight: float
+    learning_rate: float
+    mse: float
+    mse_expected: float
+    solved: bool
+
+
+COLUMNS = tuple(field.name for field in fields(Result))
+
+
+def write_results(path: Path, results: Iterable[Result]) -> None:
+    """Writes results so that a reader, or an interruption, never meets half a file.
+
+    Args:
+        path: the file; its folder is made if it is missing.
+        results: the runs, in the order of the rows.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(_to_row(result) for result in results)
+    write_whole(path, text.getvalue())
+
+
+def _to_row(result: Result) -> list[str]:
+    """Writes floats so that they read back as the same number, and truth as true or false."""
+    return [str(value).lower() if isinstance(value, bool) else str(value) for value in astuple(result)]
+
+
+def read_results(path: Path) -> list[Result]:
+    """Reads what `write_results` wrote.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The runs, in the order of the rows.
+    """
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file)
+        header = tuple(next(reader, ()))
+        if header != COLUMNS:
+            raise ValueError(
+                f"{path.name} must have the columns {','.join(COLUMNS)}, got {','.join(header) or 'none'}: "
+                "remove the file, or write results elsewhere with --out"
+            )
+        return [_from_row(row, path.name, number) for number, row in enumerate(reader, start=2)]
+
+
+def _from_row(row: Sequence[str], name: str, number: int) -> Result:
+    try:
+        loss, variant, method, temperature, seed, balance_weight, learning_rate, mse, mse_expected, solved = row
+        if loss not in LOSSES or variant not in VARIANTS or solved not in ("true", "false"):
+            raise ValueError
+        return Result(
+            loss=loss,
+            variant=variant,
+            method=method,
+            temperature=float(temperature),
+            seed=int(seed),
+            balance_weight=float(balance_weight),
+            learning_rate=float(learning_rate),
+            mse=float(mse),
+            mse_expected=float(mse_expected),
+            solved=solved == "true",
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must hold one run a line, got {','.join(row)!r} in line {number}: "
+            "remove that line to repeat its run"
+        ) from error
+
+
+def select(results: Iterable[Result], **equals: object) -> list[Result]:
+    """Keeps the runs whose columns equal the given values; numbers that differ by rounding are equal.
+
+    Args:
+        results: the runs.
+        **equals: a value for some of the columns.
+
+    Returns:
+        Those runs, in their order.
+
+    Example:
+        >>> select([], loss="reinforce", variant="plain", method="sample", temperature=1.0)
+        []
+    """
+    unknown = sorted(set(equals) - set(COLUMNS))
+    if unknown:
+        raise ValueError(f"columns must be among {', '.join(COLUMNS)}, got {', '.join(unknown)}: see Result")
+    return [r for r in results if all(_same(getattr(r, column), value) for column, value in equals.items())]
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=1e-6)
+    return one == other
+
+
+def select_main(results: Iterable[Result]) -> list[Result]:
+    """Keeps the runs of the paper's six panels, and leaves those of the sweeps.
+
+    Returns:
+        Those at learning rate 0.1, REINFORCE without a balance loss and gating with one of weight 0.01.
+    """
+    runs = list(results)
+    return [
+        r
+        for loss, weight in MAIN_BALANCE_WEIGHT.items()
+        for r in select(runs, loss=loss, balance_weight=weight, learning_rate=MAIN_LEARNING_RATE)
+    ]

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the verdicts depend on what the paper leaves open."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from equipoise_lab._ledger import write_whole
+from equipoise_lab._tasks import Progress
+from equipoise_lab.paper._beyond import beyond_recipe
+from equipoise_lab.paper._claims import judge
+from equipoise_lab.paper._recipe import OPEN_CHOICES, SAME, Paper
+from equipoise_lab.paper._results import Result, select_main
+from equipoise_lab.paper._runner import load_unit, run_units
+
+# Claims that say something about the runs of the six panels; one of them needs a sweep too.
+_PANEL_CLAIMS = (1, 2, 3, 5, 6, 7, 8, 9)
+_SWEEPS = ("gating-balance",)
+
+
+def run_sensitivity(
+    recipe: Paper,
+    results: list[Result],
+    studies: Mapping[str, Mapping[str, Any]],
+    out: Path,
+    *,
+    workers: int,
+    advance: Progress,
+) -> dict[str, Any]:
+    """Judges the claims about the panels once more under every alternative to what the paper leaves open.
+
+    Only what an alternative can change is trained again; the rest is taken from the experiment itself.
+
+    Args:
+        recipe: the experiment.
+        results: its runs.
+        studies: its studies.
+        out: folder for `sensitivity/`, and in it `sensitivity.json`, written as each alternative ends.
+        workers: processes.
+        advance: called with training steps as they are done.
+
+    Returns:
+        `rows`: `field`, `value`, `default`, `verdicts` by claim, `solved` (fraction of the runs of the panels). In the
+        first nothing is changed: `field` is None.
+    """
+    note = "One choice changed at a time; what it cannot affect is taken from the experiment itself."
+    panels = _panels(recipe)
+    rows = [_row(recipe, None, None, _merge(recipe, panels, panels, results, [], out), studies)]
+    for name, value in alternatives(recipe):
+        changed = replace(panels, **{name: value})
+        folder = out / "sensitivity" / f"{name}-{str(value).lower()}"
+        affected = _affected(changed, name)
+        fresh = run_units(affected, folder, workers=workers, progress=advance) if affected is not None else None
+        rows.append(_row(recipe, name, value, _merge(recipe, panels, changed, results, fresh, out), studies))
+        path = out / "sensitivity" / "sensitivity.json"
+        write_whole(path, json.dumps({"rows": rows, "note": note}, indent=1) + "\n")
+    return {"rows": rows, "note": note}
+
+
+def _panels(recipe: Paper) -> Paper:
+    return replace(recipe, sweeps=tuple(sweep for sweep in recipe.sweeps if sweep in _SWEEPS))
+
+
+def _row(
+    recipe: Paper, name: str | None, value: str | None, results: list[Result], studies: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    judged = [claim for claim in judge(results, studies) if claim.number in _PANEL_CLAIMS]
+    main = select_main(results)
+    return {
+        "field": name,
+        "value": None if name is None else str(value),
+        "default": None if name is None else str(getattr(recipe, name)),
+        "verdicts": {str(claim.number): claim.verdict for claim in judged},
+        "solved": sum(result.solved for result in main) / max(1, len(main)),
+    }
+
+
+def alternatives(recipe: Paper) -> list[tuple[str, str | None]]:
+    """Lists every other value of every open choice, and training without a baseline.
+
+    Example:
+        >>> alternatives(Paper())[0]
+        ('dataset', 'per-seed')
+    """
+    found: list[tuple[str, str | None]] = [
+        (name, value) for name, known in OPEN_CHOICES.items() for value in known if value != getattr(recipe, name)
+    ]
+    return [*found, ("baseline_decay", None)] if recipe.baseline_decay is not None else found
+
+
+def total_steps(recipe: Paper, *, sensitivity: bool = False, beyond: bool = False) -> int:
+    """Counts the training steps of the command, those of runs that are trained together once.
+
+    Args:
+        recipe: the experiment.
+        sensitivity: whether the panels are trained under other readings too.
+        beyond: whether what the paper does not have is trained too.
+
+    Returns:
+        The number of steps.
+    """
+    units = len(recipe.units()) + (len(beyond_recipe(recipe).units()) if beyond else 0)
+    if sensitivity:
+        for name, value in alternatives(recipe):
+            affected = _affected(replace(_panels(recipe), **{name: value}), name)
+            units += 0 if affected is None else len(affected.units())
+    return units * recipe.steps
+
+
+def _affected(changed: Paper, name: str) -> Paper | None:
+    """The part of the experiment that must be trained again; None where only the reading of errors changes."""
+    if name in ("measure", "measured_at"):
+        return None
+    if name == "sinkhorn_order":
+        changes_nothing = {method for variant, method in SAME if variant == "sinkhorn"}
+        methods = tuple(method for method in changed.methods if method not in changes_nothing)
+        return replace(changed, variants=("sinkhorn",), methods=methods)
+    if name == "balance_load":
+        return replace(changed, losses=("gating",))
+    if name == "baseline_decay":
+        return replace(changed, losses=("reinforce",))
+    return changed
+
+
+def _merge(
+    recipe: Paper, panels: Paper, changed: Paper, results: list[Result], fresh: list[Result] | None, out: Path
+) -> list[Result]:
+    """The runs of the panels, with those that were trained again, or measured otherwise, in their places."""
+    by_run = {_identity(result): result for result in results}
+    if fresh is None:
+        measured: list[Result] = []
+        for name in recipe.units():
+            trained = load_unit(out, name, recipe)
+            measured += trained.results(changed) if trained is not None else []
+        fresh = measured
+    by_run.update({_identity(result): result for result in fresh})
+    wanted = {
+        (run.loss, run.variant, run.method, run.temperature, run.seed, run.balance_weight, run.learning_rate)
+        for run in panels.runs()
+    }
+    return [result for key, result in by_run.items() if key in wanted]
+
+
+def _identity(result: Result) -> tuple[Any, ...]:
+    return (
+        result.loss,
+        result.variant,
+        result.method,
+        result.temperature,
+        result.seed,
+        result.balance_weight,
+        result.learning_rate,
+    )

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How near Sinkhorn's expectations are to the marginals that they stand in for (section 2.3 of the paper).
+
+Three matrices for the same logits: Sinkhorn's expectations, the marginals of Gumbel-Matching, and those of the Gibbs
+distribution (eq. 5). The first and the last are computed exactly. Gumbel-Matching has no closed form, so its marginals
+are means over draws of the exact conditionals q(z_i | G_-i) of eq. (9): the expectation is the same as that of counting
+how often z_i = j, the variance is that of the conditional alone.
+
+Legend: n rows (datapoints), k columns (experts), m matrices of logits, s spreads.
+"""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equipoise import reference
+from equipoise.balancing import sinkhorn
+from equipoise.ops import draw_gumbel
+from equipoise.sampling import sample_gumbel_matching
+
+SIZES = ((2, 2), (4, 2), (8, 2), (16, 2), (32, 2), (4, 4), (8, 4), (16, 4), (32, 4), (8, 8), (16, 8))
+QUICK_SIZES = ((2, 2), (4, 2), (8, 2), (16, 2), (4, 4), (8, 4))
+PAIRS = (
+    ("sinkhorn", "gumbel_matching"),
+    ("sinkhorn", "gibbs"),
+    ("gumbel_matching", "gibbs"),
+    ("unbalanced", "gumbel_matching"),
+    ("unbalanced", "gibbs"),
+)
+# The sizes and the spread whose entries are kept, for a picture.
+SHOWN_SIZES = ((2, 2), (4, 2), (16, 2))
+SHOWN_SD = 2.0
+# Draws that are solved at once: bounds the memory, changes nothing else.
+_CHUNK = 1024
+
+
+def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
+    """Compares the kinds of marginals over sizes, spreads of the logits, and random matrices.
+
+    Returns:
+        `sizes`, one record for each (n, k) with all spreads together, and `rows`, the same for each spread `sd`. A
+        record has `n`, `k`, `problems`, `draws` and, for each pair of `PAIRS`, the mean absolute difference `<pair>`
+        over entries and problems, `<pair>_se` (its standard error over problems), `<pair>_max`, and `<pair>_rms`, from
+        which the noise of the draws is taken out (0 where nothing is left). "unbalanced" is the router's own p, as a
+        yardstick. `standard_error` and `max_standard_error` are the mean and the largest over entries of the estimated
+        Gumbel-Matching marginals; `counting_standard_error` is the mean of what counting would have had. `points` holds
+        [Sinkhorn, Gumbel-Matching, Gibbs] of every entry at the sizes and the spread that the figure shows.
+    """
+    sds = (1.0, 2.0) if quick else (1.0, 2.0, 4.0)
+    matrices, draws = (4, 1024) if quick else (6, 8192)
+    generator = torch.Generator().manual_seed(seed)
+    sizes: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    points: list[dict[str, Any]] = []
+    for n, k in QUICK_SIZES if quick else SIZES:
+        scale = torch.tensor(sds, dtype=torch.float64)[:, None, None, None]
+        logits = scale * torch.randn(len(sds), matrices, n, k, dtype=torch.float64, generator=generator)
+        kinds = marginals(logits, draws * max(8 // n, 1), generator)
+        size = {"n": n, "k": k, "draws": draws * max(8 // n, 1)}
+        sizes.append(size | differences({name: kind.flatten(0, 1) for name, kind in kinds.items()}))
+        for s, sd in enumerate(sds):
+            rows.append(size | {"sd": sd} | differences({name: kind[s] for name, kind in kinds.items()}))
+        if (n, k) in SHOWN_SIZES:
+            shown = [kinds[name][sds.index(SHOWN_SD)].flatten() for name in ("sinkhorn", "gumbel_matching", "gibbs")]
+            points.append({"n": n, "k": k, "sd": SHOWN_SD, "entries": torch.stack(shown, -1).tolist()})
+    return {"quick": quick, "seed": seed, "sds": list(sds), "sizes": sizes, "rows": rows, "points": points}
+
+
+def marginals(
+    logits: Float[Tensor, "s m n k"], draws: int, generator: torch.Generator
+) -> dict[str, Float[Tensor, "s m n k"]]:
+    """Computes every kind of marginals for the same logits.
+
+    Returns:
+        "unbalanced" (the router's), "sinkhorn", "gibbs", "gumbel_matching", and the standard errors of the last: of the
+        estimate ("error") and of counting ("counting").
+    """
+    matching, error, counting = gumbel_matching_marginals(logits, draws, generator)
+    gibbs = [reference.gibbs_log_marginals(a).exp() for a in logits.flatten(0, 1)]
+    return {
+        "unbalanced": logits.softmax(-1),
+        "sinkhorn": sinkhorn(logits, tolerance=1e-9).log_p.exp(),
+        "gibbs": torch.stack(gibbs).reshape(logits.shape),
+        "gumbel_matching": matching,
+        "error": error,
+        "counting": counting,
+    }
+
+
+def gumbel_matching_marginals(
+    logits: Float[Tensor, "*m n k"], draws: int, generator: torch.Generator
+) -> tuple[Float[Tensor, "*m n k"], Float[Tensor, "*m n k"], Float[Tensor, "*m n k"]]:
+    """Estimates P(z_i = j) under Gumbel-Matching by averaging the exact conditionals over draws.
+
+    Unbiased, because E[q(z_i = j | G_-i)] = P(z_i = j); by the law of total variance never worse than counting.
+
+    Returns:
+        The estimate, its standard error, and the standard error that counting z_i = j would have.
+
+    Example:
+        >>> logits = torch.zeros(1, 4, 2, dtype=torch.float64)
+        >>> p, error, counting = gumbel_matching_marginals(logits, 200, torch.Generator().manual_seed(0))
+        >>> bool(((p - 0.5).abs() < 6 * error).all()), bool((error < counting).all())
+        (True, True)
+    """
+    total, squares = torch.zeros_like(logits), torch.zeros_like(logits)
+    for start in range(0, draws, _CHUNK):
+        shape = [min(_CHUNK, draws - start), *logits.shape]
+        noise = draw_gumbel(shape, generator=generator, dtype=logits.dtype)
+        q = sample_gumbel_matching(logits.expand(shape), noise).log_q.exp()
+        total += q.sum(0)
+        squares += q.square().sum(0)
+    mean = total / draws
+    variance = (squares / draws - mean.square()).clamp_min(0.0) * (draws / (draws - 1))
+    return mean, (variance / draws).sqrt(), (mean * (1.0 - mean) / draws).clamp_min(0.0).sqrt()
+
+
+def differences(kinds: dict[str, Float[Tensor, "m n k"]]) -> dict[str, Any]:
+    """Summarises how far the kinds of marginals are apart, as `run` documents it."""
+    record: dict[str, Any] = {
+        "problems": len(kinds["error"]),
+        "standard_error": float(kinds["error"].mean()),
+        "max_standard_error": float(kinds["error"].amax()),
+        "counting_standard_error": float(kinds["counting"].mean()),
+    }
+    # What the draws add, on average, to the square of a difference from the estimate.
+    noise = float(kinds["error"].square().mean())
+    for one, other in PAIRS:
+        difference = (kinds[one] - kinds[other]).abs()
+        each = difference.mean((1, 2))
+        estimated = noise if "gumbel_matching" in (one, other) else 0.0
+        record[f"{one}_vs_{other}"] = float(each.mean())
+        record[f"{one}_vs_{other}_se"] = float(each.std() / math.sqrt(len(each)))
+        record[f"{one}_vs_{other}_max"] = float(difference.amax())
+        record[f"{one}_vs_{other}_rms"] = math.sqrt(max(float(difference.square().mean()) - estimated, 0.0))
+    return record

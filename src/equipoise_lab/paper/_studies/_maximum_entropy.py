@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the maximum-entropy distribution with marginals p has u_ij ~ p_ij^(1/tau), as the paper found (App. D.5).
+
+A factor for a row or a column of u cancels from the distribution, so u is compared with p^(1/tau) up to such factors:
+log u_ij = log p_ij / tau + r_i + c_j is fitted by least squares.
+
+What tau to expect? Take logits log u so small that all responses are linear, with rows and columns that sum to 0. Under
+the uniform distribution over balanced assignments P(z_l = m | z_i = j) = (c - 1[j = m]) / (n - 1) for another row l, so
+p_ij moves from 1/k by (1/k) n / (n - 1) log u_ij; the rows that make room are the factor. Hence log u = (n - 1)/n log p
+in that limit: tau = n / (n - 1), for every k.
+
+Legend: n rows (datapoints), k columns (experts).
+"""
+
+import statistics
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equipoise import reference
+from equipoise.balancing import sinkhorn
+
+# Not n = k = 2, whose single degree of freedom any tau fits.
+SIZES = ((3, 3), (4, 2), (4, 4), (6, 2), (6, 3), (6, 6), (8, 2), (8, 4), (12, 2), (16, 2))
+QUICK_SIZES = ((4, 2), (4, 4), (6, 3), (8, 2))
+SHARPNESS = (0.5, 1.0, 2.0, 4.0)
+# One matrix of each of these is kept entry by entry, for a picture.
+SHOWN = ((4, 4), (8, 2), (8, 4))
+
+
+def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
+    """Finds the maximum-entropy distribution for random balanced matrices, and fits tau.
+
+    Returns:
+        `problems`, a record for each matrix: `n`, `k`, `sharpness` (the standard deviation of the logits that Sinkhorn
+        balanced into p), `r_squared`, `tau` and `max_residual` of the fit, `total_variation` between the
+        maximum-entropy distribution and the one proportional to (prod_i p_{i, z_i})^(1/tau), `total_variation_tau_1`
+        (the same with tau = 1), `error` of the marginals that the search attained and whether it `converged`. `median`
+        holds the medians over matrices by size and sharpness, with `expected_tau` = n / (n - 1), the limit for flat
+        matrices. `points`, for the figure, holds [p^(1/tau), u] entry by entry, u scaled as the fit says.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    problems: list[dict[str, Any]] = []
+    points: list[dict[str, Any]] = []
+    for n, k in QUICK_SIZES if quick else SIZES:
+        for sharpness in SHARPNESS:
+            for number in range(2 if quick else 4):
+                logits = sharpness * torch.randn(n, k, dtype=torch.float64, generator=generator)
+                log_p = sinkhorn(logits, tolerance=1e-13).log_p
+                record, entries = fit(log_p)
+                problems.append({"n": n, "k": k, "sharpness": sharpness} | record)
+                if (n, k) in SHOWN and number == 0:
+                    points.append({"n": n, "k": k, "sharpness": sharpness, "entries": entries.tolist()} | record)
+    return {"quick": quick, "seed": seed, "problems": problems, "median": _medians(problems), "points": points}
+
+
+def fit(log_p: Float[Tensor, "n k"]) -> tuple[dict[str, Any], Float[Tensor, "entries 2"]]:
+    """Fits tau for one balanced matrix.
+
+    Returns:
+        The record that `run` documents, and [p^(1/tau), u] for every entry, u scaled as the fit says.
+
+    Example:
+        >>> p = torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=torch.float64)
+        >>> round(fit(p.log())[0]["tau"], 6)
+        2.0
+    """
+    result = reference.maximum_entropy(log_p.exp(), tolerance=1e-9)
+    found = reference.fit_temperature(result.log_u, log_p)
+    exact = reference.gibbs_distribution(result.log_u).probability
+    power = reference.gibbs_distribution(log_p, temperature=found.temperature).probability
+    plain = reference.gibbs_distribution(log_p).probability
+    record = {
+        "tau": found.temperature,
+        "r_squared": found.r_squared,
+        "max_residual": found.max_residual,
+        "total_variation": 0.5 * float((exact - power).abs().sum()),
+        "total_variation_tau_1": 0.5 * float((exact - plain).abs().sum()),
+        "error": result.error,
+        "converged": result.converged,
+    }
+    scaled = log_p / found.temperature + _centre(result.log_u - log_p / found.temperature)
+    return record, torch.stack([(log_p / found.temperature).exp(), scaled.exp()], -1).flatten(0, 1)
+
+
+def _centre(matrix: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    """Takes the best r_i + c_j out of a matrix."""
+    return matrix - matrix.mean(1, keepdim=True) - matrix.mean(0, keepdim=True) + matrix.mean()
+
+
+def _medians(problems: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    groups: dict[tuple[int, int, float], list[dict[str, Any]]] = {}
+    for problem in problems:
+        groups.setdefault((problem["n"], problem["k"], problem["sharpness"]), []).append(problem)
+    return [
+        {"n": n, "k": k, "sharpness": sharpness, "problems": len(group), "expected_tau": n / (n - 1)}
+        | {
+            name: statistics.median(problem[name] for problem in group)
+            for name in ("tau", "r_squared", "max_residual", "total_variation", "total_variation_tau_1")
+        }
+        for (n, k, sharpness), group in groups.items()
+    ]

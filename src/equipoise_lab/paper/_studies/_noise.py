@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gating with other noise than Gumbel's: additive Gaussian noise, and jitter that multiplies the router's input.
+
+With two experts the expert depends on one number a row, d = score of expert 1 less score of expert 0. Without noise it
+is the router's logit a = w x + b. The kinds of noise, each with a scale:
+
+    gumbel     d = a + scale (g_1 - g_0): the paper's, temperature = scale (section 3.1)
+    gaussian   d = a + scale (e_1 - e_0), e standard normal (Shazeer et al., 2017)
+    jitter     d = w x u + b, u uniform in [1 - scale, 1 + scale] (Fedus et al., 2021)
+
+In each d = a + width v, where v is symmetric about 0 with a known distribution F. Row i takes expert 1 when d_i exceeds
+a threshold t_i. For a row on its own that is 0. In a balanced assignment it is what the other rows leave, namely the
+difference of the conditional values less the row's own score (App. D.3). So the probability of expert 1 given the other
+rows is F((a - t) / width) for every kind, and importance weights are exact.
+
+Legend: r runs, m runs of one setting and kind, n rows (datapoints), 2 experts.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equipoise.assignment import assign, conditional_values
+from equipoise.estimators import gate, gated_loss, load_balance_loss, probability_ratio
+from equipoise.sampling import Sample
+from equipoise_lab.paper._recipe import Paper, quick_recipe
+from equipoise_lab.paper._task import draw_data, draw_parameters, errors, features, lines, router
+
+KINDS = ("gumbel", "gaussian", "jitter")
+SCALES = (0.01, 0.03, 0.1, 0.3)
+# What the paper needs for gating to work, balanced sampling with weights, and the usual practice, noise and argmax.
+# Balanced settings come first: the code below assigns a slice.
+SETTINGS = (("gm-iw", True), ("sample", False))
+_NOISE = 4 << 20
+# Steps whose noise is drawn at once.
+_CHUNK = 100
+# A probability that rounding may take for 0.
+_LEAST = 1e-6
+
+
+def run(recipe: Paper | None = None, *, quick: bool = False, seed: int = 0) -> dict[str, Any]:
+    """Trains gating with the balance loss of the experiment under each kind of noise, over scales.
+
+    Args:
+        recipe: the task, seeds, steps, learning rate, weight of the balance loss; None is the paper's.
+        quick: the recipe in small, where none is given.
+        seed: of the noise; starts are those of the experiment's seeds.
+
+    Returns:
+        `runs`, a record for each `kind`, `scale`, `method` ("gm-iw": balanced assignment; "sample": each row on its
+        own) and `importance` (whether p/q is part of the weights): `solved` of `seeds`, `median_mse`, and `mse` of each
+        seed (None where it diverged).
+    """
+    recipe = (quick_recipe() if quick else Paper()) if recipe is None else recipe
+    runs = list(itertools.product(SETTINGS, KINDS, SCALES))
+    x, y = draw_data(0, recipe.num_points, recipe.noise_sd)
+    mse = _train(recipe, x, y, seed).reshape(len(runs), recipe.seeds)
+    return {
+        "quick": quick,
+        "seed": seed,
+        "steps": recipe.steps,
+        "balance_weight": recipe.balance_weight,
+        "runs": [
+            {
+                "kind": kind,
+                "scale": scale,
+                "method": method,
+                "importance": importance,
+                "seeds": recipe.seeds,
+                "solved": int((row < recipe.threshold).sum()),
+                "median_mse": _finite(float(row.median())),
+                "mse": [_finite(value) for value in row.tolist()],
+            }
+            for ((method, importance), kind, scale), row in zip(runs, mse, strict=True)
+        ],
+    }
+
+
+def _train(recipe: Paper, x: Float[Tensor, " n"], y: Float[Tensor, " n"], seed: int) -> Float[Tensor, " r"]:
+    """Trains all runs at once, in the order settings, kinds, scales, seeds; returns their errors."""
+    seeds = range(recipe.seeds)
+    scale = torch.tensor(SCALES).repeat_interleave(len(seeds))
+    shape = [len(SETTINGS), len(KINDS), len(scale)]
+    starts = torch.stack([draw_parameters(number, recipe.initialisation) for number in seeds])
+    theta = starts.repeat(math.prod(shape) // len(seeds), 1).requires_grad_()
+    optimiser = torch.optim.Adam([theta], lr=recipe.learning_rate)
+    generators = [torch.Generator().manual_seed(_NOISE + 1000 * seed + number) for number in seeds]
+    diverged = torch.zeros(len(theta), dtype=torch.bool)
+    matrix, chunk = features(x[None]), torch.empty(0)
+    for step in range(recipe.steps):
+        if step % _CHUNK == 0:
+            chunk = draw_noise(generators, _CHUNK, len(x))
+        # The same noise for all settings and scales.
+        v = chunk[step % _CHUNK].repeat(1, len(SCALES), 1).expand(*shape, len(x))
+        optimiser.zero_grad()
+        _loss(theta, matrix, x, y, v, scale, recipe.balance_weight).sum().backward()
+        assert theta.grad is not None
+        diverged |= ~theta.grad.isfinite().all(-1)
+        theta.grad.masked_fill_(diverged[:, None], 0.0)
+        optimiser.step()
+    mse, _ = errors(theta.detach(), x[None], y[None], torch.ones(len(theta), dtype=torch.bool))
+    return mse.masked_fill(diverged, torch.inf)
+
+
+def _loss(
+    theta: Float[Tensor, "r 6"],
+    matrix: Float[Tensor, "1 6 m3"],
+    x: Float[Tensor, " n"],
+    y: Float[Tensor, " n"],
+    v: Float[Tensor, "settings kinds m n"],
+    scale: Float[Tensor, " m"],
+    balance_weight: float,
+) -> Float[Tensor, " r"]:
+    """Samples under the noise and computes what gating minimises, with the library's own functions."""
+    a, first, second = lines(theta, matrix)
+    log_p = router(a)
+    with torch.no_grad():
+        balanced = sum(method == "gm-iw" for method, _ in SETTINGS)
+        s = draw_sample(theta.detach().unflatten(0, v.shape[:-1]), x, v, scale, balanced)
+        importance = torch.tensor([weighted for _, weighted in SETTINGS]).repeat_interleave(v[0, ..., 0].numel())
+        weight = torch.where(importance[:, None], probability_ratio(log_p, s), 1.0)
+    prediction = torch.where(s.z == 1, second, first)
+    losses = (y - gate(log_p, s) * prediction).square()
+    return gated_loss(log_p, s, losses, weight=weight) + balance_weight * load_balance_loss(log_p)
+
+
+def draw_noise(generators: Sequence[torch.Generator], steps: int, n: int) -> Float[Tensor, "{steps} 3 seeds {n}"]:
+    """Draws v of each kind for each seed: logistic, normal of variance 2, uniform in [-1, 1].
+
+    Returns:
+        The noise, in the order of `KINDS`.
+    """
+    uniform = torch.stack([torch.rand([2, steps, n], generator=generator) for generator in generators], 2)
+    normal = torch.stack([torch.randn([steps, n], generator=generator) for generator in generators], 1)
+    # The logistic distribution is that of the difference of two Gumbel variables.
+    logistic = uniform[0].clamp(1e-7, 1.0 - 1e-7).logit()
+    return torch.stack([logistic, math.sqrt(2.0) * normal, 2.0 * uniform[1] - 1.0], 1)
+
+
+def draw_sample(
+    theta: Float[Tensor, "settings kinds m 6"],
+    x: Float[Tensor, " n"],
+    v: Float[Tensor, "settings kinds m n"],
+    scale: Float[Tensor, " m"],
+    balanced: int,
+) -> Sample:
+    """Samples experts: d = a + width v, assigned within capacity n/2 in the first settings, each row alone in others.
+
+    Returns:
+        The sample of all models in one batch dimension; `log_q` is exact, given the other rows' noise where they were
+        assigned.
+    """
+    slope = theta[..., 0:1] * x
+    a = slope + theta[..., 1:2]
+    width = scale[:, None].expand(a.shape).clone()
+    width[:, KINDS.index("jitter")] *= slope[:, KINDS.index("jitter")]
+    d = torch.addcmul(a, width, v)
+    z, threshold = (d > 0).long(), torch.zeros_like(d)
+    if balanced:
+        scores = torch.stack([torch.zeros_like(d[:balanced]), d[:balanced]], -1)
+        found = assign(scores)
+        value = conditional_values(scores, found).to(d.dtype)
+        z[:balanced] = found.z
+        threshold[:balanced] = value[..., 0] - value[..., 1] + d[:balanced]
+    u = (a - threshold) / width.abs().clamp_min(1e-12)
+    log_q = torch.stack([_log_cdf(-u), _log_cdf(u)], -1).flatten(0, 2)
+    z = z.flatten(0, 2)
+    return Sample(z, log_q, torch.ones_like(z, dtype=torch.bool), torch.ones_like(z, dtype=log_q.dtype))
+
+
+def _log_cdf(u: Float[Tensor, "settings kinds m n"]) -> Float[Tensor, "settings kinds m n"]:
+    """Computes log F(u) = log P(v > -u) of each kind."""
+    gumbel, gaussian, jitter = u.unbind(1)
+    return torch.stack(
+        [
+            torch.nn.functional.logsigmoid(gumbel),
+            torch.special.ndtr(gaussian / math.sqrt(2.0)).clamp_min(1e-30).log(),
+            (0.5 + 0.5 * jitter).clamp(_LEAST, 1.0).log(),
+        ],
+        1,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time of the paper's solver against that of the Hungarian algorithm (App. D.2).
+
+The scores are those of Gumbel-Matching: standard normal logits plus Gumbel noise. The Hungarian algorithm (scipy's,
+compiled) needs an n x n problem, so each expert's column is repeated once for each of its slots, outside the timer. The
+paper's solver is `equipoise.assign(method="cycle-cancelling")`, tensor operations from Python with a fixed cost of some
+milliseconds, and `primal-dual` is the compiled solver that the library uses by default. All on one thread, in processor
+time.
+
+Legend: n rows (datapoints), k columns (experts), c = n / k slots for each.
+"""
+
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equipoise.assignment import Assignment, assign
+from equipoise.assignment._cycle_cancelling import count_cycles
+from equipoise.ops import draw_gumbel
+from equipoise_lab._timing import num_threads
+
+ROWS = (64, 256, 512, 1024, 2048, 4096)
+QUICK_ROWS = (64, 256, 1024)
+EXPERTS = (2, 4, 8, 16)
+# For contrast: as many experts as rows, where nothing is gained by k being small.
+SQUARE = (16, 64)
+# A Hungarian call that is foreseen to take longer is left out.
+_BUDGET_SECONDS = 1.5
+_TOLERANCE = 1e-9
+
+
+def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
+    """Times the solvers over sizes, and counts the improvements that the paper's solver makes after its auction.
+
+    Returns:
+        `sizes`, a record for each (n, k): `problems`; `cycle_cancelling_ms`, `hungarian_ms` and `primal_dual_ms`, the
+        median over problems of the best time of a call; `improvements`, the mean number of cycles cancelled when each
+        moves one row an edge, as in the paper, and `improvements_batched`, when it moves as many as pay, as the timed
+        solver does; `agree`, whether all solvers found the same value. `hungarian_ms` is None where a call would exceed
+        the budget (`hungarian_over_budget`) or scipy is missing. `note` says how it was measured, and what was left
+        out. Everything but the times is the same for the same seed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = QUICK_ROWS if quick else ROWS
+    shapes = [(n, n) for n in (SQUARE[:1] if quick else SQUARE)]
+    shapes += [(n, k) for k in (EXPERTS[:2] if quick else EXPERTS) for n in rows]
+    sizes: list[dict[str, Any]] = []
+    spent: dict[int, tuple[int, float]] = {}
+    with num_threads(1):
+        _time_all(_draw_scores(16, 4, generator), hungarian=True)  # compiles and loads what the first call needs
+        for n, k in shapes:
+            last_n, last_seconds = spent.get(k, (n, 0.0))
+            over_budget = last_seconds * (n / last_n) ** 3 > _BUDGET_SECONDS
+            record = _measure(n, k, 2 if quick else 3, generator, hungarian=not over_budget)
+            sizes.append(record | {"hungarian_over_budget": over_budget})
+            if record["hungarian_ms"] is not None and n > k:
+                spent[k] = (n, 1e-3 * record["hungarian_ms"])
+    return {"quick": quick, "seed": seed, "scipy": _has_scipy(), "note": _note(), "sizes": sizes}
+
+
+def _measure(n: int, k: int, problems: int, generator: torch.Generator, *, hungarian: bool) -> dict[str, Any]:
+    """Makes the record of one size, as `run` documents it."""
+    scores = torch.stack([_draw_scores(n, k, generator) for _ in range(problems)])
+    capacity = torch.full([problems, k], n // k)
+    timed = [_time_all(problem, hungarian=hungarian) for problem in scores]
+    record: dict[str, Any] = {"n": n, "k": k, "problems": problems}
+    for name in ("cycle_cancelling", "hungarian", "primal_dual"):
+        times = [1e3 * result[name][0] for result in timed if name in result]
+        record[f"{name}_ms"] = statistics.median(times) if times else None
+    values = [[value for _, value in result.values()] for result in timed]
+    record["agree"] = all(max(v) - min(v) <= _TOLERANCE * abs(v[0]) for v in values)
+    record["improvements"] = float(count_cycles(scores, capacity, most=1).double().mean())
+    record["improvements_batched"] = float(count_cycles(scores, capacity).double().mean())
+    return record
+
+
+def _draw_scores(n: int, k: int, generator: torch.Generator) -> Float[Tensor, "n k"]:
+    """Draws the scores a + g of eq. (4) at temperature 1."""
+    logits = torch.randn(n, k, generator=generator, dtype=torch.float64)
+    return logits + draw_gumbel([n, k], generator=generator, dtype=torch.float64)
+
+
+def _time_all(scores: Float[Tensor, "n k"], *, hungarian: bool) -> dict[str, tuple[float, float]]:
+    """Solves one problem with each solver; returns seconds and value of each."""
+    solvers: dict[str, Callable[[], float]] = {
+        "cycle_cancelling": lambda: _value(assign(scores, method="cycle-cancelling")),
+        "primal_dual": lambda: _value(assign(scores, method="primal-dual")),
+    }
+    if hungarian and _has_scipy():
+        solvers["hungarian"] = _hungarian(scores)
+    return {name: _best(solve) for name, solve in solvers.items()}
+
+
+def _value(a: Assignment) -> float:
+    return float(a.value)
+
+
+def _hungarian(scores: Float[Tensor, "n k"]) -> Callable[[], float]:
+    """Prepares the n x n problem, one column for each slot, and returns the call that solves it."""
+    from scipy.optimize import linear_sum_assignment
+
+    n, k = scores.shape
+    slots = scores.repeat_interleave(n // k, dim=1).numpy()
+
+    def solve() -> float:
+        pairs = linear_sum_assignment(slots, maximize=True)
+        return float(slots[pairs].sum())
+
+    return solve
+
+
+def _best(solve: Callable[[], float]) -> tuple[float, float]:
+    """Takes the best of up to five calls, of fewer when they are slow; returns its seconds and the value."""
+    best, spent, value = float("inf"), 0.0, float("nan")
+    for _ in range(5):
+        start = time.thread_time()
+        value = solve()
+        seconds = time.thread_time() - start
+        best, spent = min(best, seconds), spent + seconds
+        if spent > 0.05:
+            break
+    return best, value
+
+
+def _has_scipy() -> bool:
+    return importlib.util.find_spec("scipy") is not None
+
+
+def _note() -> str:
+    how = (
+        "Normal logits of standard deviation 1 plus Gumbel noise, one thread, processor time. Cycle cancelling runs as "
+        "tensor operations from Python; scipy's Hungarian algorithm and primal-dual are compiled."
+    )
+    if _has_scipy():
+        return how
+    return f"{how} The Hungarian algorithm was left out: scipy is not installed (pip install 'equipoise[peers]')."

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Along training: the three sides of eq. (1), the router's entropy, and the weights and variance of each estimator.
+
+Two views. Each method's own training shows what it does to its model. But a method that keeps its router soft has small
+weights for that reason alone, so for a comparison all methods are measured at the same models too: those that Sample,
+the estimator without a capacity, passes through at temperature 1.
+
+Legend: s seeds, c checkpoints, t temperatures.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from equipoise.estimators import STRATEGIES, Combination
+from equipoise_lab.paper._recipe import Paper, Run, quick_recipe
+from equipoise_lab.paper._studies._mixture import mixture_sides
+from equipoise_lab.paper._studies._spread import Spread, measure_spread, tile
+from equipoise_lab.paper._task import draw_data
+from equipoise_lab.paper._train import Trained, train
+
+TEMPERATURES = (1.0, 10.0)
+_CHECKPOINTS = 20
+# The method whose final model at temperature 1 is shown with the data.
+_SHOWN = "skip-iw"
+
+
+def checkpoints(steps: int, number: int = _CHECKPOINTS) -> list[int]:
+    """Lists steps that are evenly spread over log(step), with 0 and the last among them.
+
+    Args:
+        steps: of the training.
+        number: of checkpoints after 0, at most; early ones coincide.
+
+    Example:
+        >>> checkpoints(1000, 4)
+        [0, 1, 10, 100, 1000]
+    """
+    return sorted({0} | {round(steps ** (i / (number - 1))) for i in range(number)})
+
+
+def trace_runs(recipe: Paper, method: str) -> list[Run]:
+    """Lists the runs of a method that are traced: REINFORCE, plain, for every seed and both temperatures."""
+    return [
+        Run(
+            variant="plain",
+            method=method,
+            loss="reinforce",
+            balance_weight=0.0,
+            temperature=temperature,
+            learning_rate=recipe.learning_rate,
+            seed=seed,
+        )
+        for temperature in TEMPERATURES
+        for seed in range(recipe.seeds)
+    ]
+
+
+def path_of(trained: Trained, recipe: Paper) -> Float[Tensor, "t c s 6"]:
+    """Takes the parameters along the traced runs out of what `train` returned.
+
+    Args:
+        trained: runs of one method, `trace_runs` among them, with the snapshots of `checkpoints(recipe.steps)`.
+        recipe: the experiment they belong to.
+
+    Returns:
+        The parameters by temperature, checkpoint and seed.
+    """
+    position = {run: i for i, run in enumerate(trained.runs)}
+    rows = torch.tensor([position[run] for run in trace_runs(recipe, trained.runs[0].method)])
+    kept = torch.stack([trained.snapshots[step][rows] for step in checkpoints(recipe.steps)])
+    return kept.unflatten(1, (len(TEMPERATURES), recipe.seeds)).transpose(0, 1)
+
+
+def run(
+    recipe: Paper | None = None,
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    paths: Mapping[str, Float[Tensor, "t c s 6"]] | None = None,
+) -> dict[str, Any]:
+    """Trains REINFORCE with every method at two temperatures, and looks inside at checkpoints.
+
+    Args:
+        recipe: the experiment; None is the paper's.
+        quick: fewer draws, and the recipe in small, where none is given.
+        seed: of the draws at the checkpoints.
+        paths: from `path_of`, for methods that were trained already; the others are trained here.
+
+    Returns:
+        `sd` (of p(y|x, z), the data's), `seeds`, `draws` (at each checkpoint and seed). `training`, a record for each
+        method and temperature along its own training, medians over seeds: `steps`, `log_likelihood_argmax`, `elbo`,
+        `marginal_log_likelihood`, `router_entropy`, `mse`, `mse_expected`, and `ess`, `largest_weight`,
+        `gradient_variance`, `gradient_error` (see `Spread`). `common`, the same of the last four for each method and
+        temperature at the models of Sample's training at temperature 1: `ess`, `gradient_variance` and
+        `gradient_error` are means over seeds, `largest_weight` and `possible_weight` medians, `p_at_largest` and
+        `q_at_largest` belong to the largest of all seeds; `gradient_norm` is the root mean square norm of the exact
+        gradient; `row_variance` is there for methods whose q is exact and that drop no row, the median over seeds.
+        `model`: data and the model that Sample Skip IW ends with at temperature 1, seed 0.
+    """
+    recipe = (quick_recipe() if quick else Paper()) if recipe is None else recipe
+    steps, draws = checkpoints(recipe.steps), 64 if quick else 128
+    generator = torch.Generator().manual_seed(seed)
+    x, y = _data(recipe)
+    results: dict[str, Float[Tensor, "t c s 6"]] = {}
+    for method in dict.fromkeys(("sample", *recipe.methods)):
+        known = None if paths is None else paths.get(method)
+        results[method] = (
+            path_of(train(trace_runs(recipe, method), recipe, snapshots=steps), recipe) if known is None else known
+        )
+    training: list[dict[str, Any]] = []
+    common: list[dict[str, Any]] = []
+    for method in recipe.methods:
+        for temperature, models in zip(TEMPERATURES, results[method], strict=True):
+            how: dict[str, Any] = {"method": method, "temperature": temperature, "draws": draws, "generator": generator}
+            head: dict[str, Any] = {"method": method, "temperature": temperature, "steps": steps}
+            own = _measure(models, x, y, how)
+            training.append(head | _curves(models, x, y, recipe.noise_sd) | _medians(own))
+            same = _measure(results["sample"][TEMPERATURES.index(1.0)], x, y, how)
+            common.append(head | _means(same) | _row_variances(STRATEGIES[method], same))
+    return {
+        "quick": quick,
+        "seed": seed,
+        "seeds": recipe.seeds,
+        "draws": draws,
+        "sd": recipe.noise_sd,
+        "training": training,
+        "common": common,
+    } | ({"model": _model(results[_SHOWN][TEMPERATURES.index(1.0)][-1, 0], x[0], y[0])} if _SHOWN in results else {})
+
+
+def _data(recipe: Paper) -> tuple[Float[Tensor, "#s n"], Float[Tensor, "#s n"]]:
+    """Draws the data that the runs were trained on: one dataset, or one for each seed."""
+    seeds = range(recipe.seeds if recipe.dataset == "per-seed" else 1)
+    pairs = [draw_data(seed, recipe.num_points, recipe.noise_sd) for seed in seeds]
+    return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+
+
+def _measure(models: Float[Tensor, "c s 6"], x: Tensor, y: Tensor, how: Mapping[str, Any]) -> list[Spread]:
+    """Measures the estimator at each checkpoint."""
+    return [measure_spread(parameters, x, y, **how) for parameters in models]
+
+
+def _curves(models: Float[Tensor, "c s 6"], x: Tensor, y: Tensor, sd: float) -> dict[str, list[float | None]]:
+    """Medians over seeds of what the models say about their data."""
+    found = mixture_sides(models.flatten(0, 1), tile(x, len(models)), tile(y, len(models)), sd)
+    named = {
+        "log_likelihood_argmax": found.argmax,
+        "elbo": found.elbo,
+        "marginal_log_likelihood": found.marginal,
+        "router_entropy": found.entropy,
+        "mse": found.mse_argmax,
+        "mse_expected": found.mse_expected,
+    }
+    return {name: _finite(value.unflatten(0, models.shape[:2]).median(1).values) for name, value in named.items()}
+
+
+def _medians(spreads: Sequence[Spread]) -> dict[str, list[float | None]]:
+    named = {
+        "ess": torch.stack([spread.ess for spread in spreads]),
+        "largest_weight": torch.stack([spread.largest_weight for spread in spreads]),
+        "gradient_variance": torch.stack([spread.variance for spread in spreads]),
+        "gradient_error": torch.stack([spread.error for spread in spreads]),
+    }
+    return {name: _finite(value.median(1).values) for name, value in named.items()}
+
+
+def _means(spreads: Sequence[Spread]) -> dict[str, list[float | None]]:
+    worst = [int(spread.largest_weight.argmax()) for spread in spreads]
+    named = {
+        "ess": torch.stack([spread.ess.mean() for spread in spreads]),
+        "largest_weight": torch.stack([spread.largest_weight.median() for spread in spreads]),
+        "possible_weight": torch.stack([spread.possible_weight.median() for spread in spreads]),
+        "gradient_variance": torch.stack([spread.variance.mean() for spread in spreads]),
+        "gradient_error": torch.stack([spread.error.mean() for spread in spreads]),
+        "gradient_norm": torch.stack([spread.exact.mean().sqrt() for spread in spreads]),
+        "p_at_largest": torch.stack([spread.p_at_largest[i] for spread, i in zip(spreads, worst, strict=True)]),
+        "q_at_largest": torch.stack([spread.q_at_largest[i] for spread, i in zip(spreads, worst, strict=True)]),
+    }
+    return {name: _finite(value) for name, value in named.items()}
+
+
+def _row_variances(strategy: Combination, spreads: Sequence[Spread]) -> dict[str, list[float | None]]:
+    """Gives the variances by row, where they mean something."""
+    if strategy.skips or not strategy.unbiased:
+        return {}
+    return {"row_variance": _finite(torch.stack([spread.row_variance.median() for spread in spreads]))}
+
+
+def _finite(values: Float[Tensor, " c"]) -> list[float | None]:
+    """Turns what JSON has no word for into None."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _model(parameters: Float[Tensor, "6"], x: Tensor, y: Tensor) -> dict[str, Any]:
+    """Describes one model with its data: p(z = 0 | x) = sigmoid(weight x + bias)."""
+    weight, bias, slope_0, slope_1, intercept_0, intercept_1 = parameters.tolist()
+    return {
+        "x": x.tolist(),
+        "y": y.tolist(),
+        "experts": [[slope_0, intercept_0], [slope_1, intercept_1]],
+        "router": [-weight, -bias],
+        "label": f"{STRATEGIES[_SHOWN].label}, temperature 1, seed 0",
+        "mse": float(mixture_sides(parameters[None], x[None], y[None], 1.0).mse_argmax),
+    }

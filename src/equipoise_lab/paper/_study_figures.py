@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of the studies: here those that need no training (overview, marginals, maximum entropy, solvers)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import NullFormatter
+
+from equipoise_lab._style import (
+    GREY,
+    INK,
+    SEQUENTIAL,
+    Look,
+    add_grid,
+    new_figure,
+    row,
+    save,
+    stack,
+    style,
+    tick_seconds,
+)
+from equipoise_lab.paper._trace_figures import draw_elbo, draw_noise, draw_training, draw_weights
+
+_MATCHING = Look(colour="#8c2d04", marker="^")
+_GIBBS = Look(colour="#0b4f94", marker="o", filled=False, dashes="--")
+_UNBALANCED = Look(colour=GREY, marker="x", dashes=":")
+_OVER = "#b3400a"
+# Dark to light, so that an order can be seen in grey.
+_SHADES = ("#08306b", "#2b7bba", "#7fb8da", "#b5b5b5")
+_MARKERS = ("o", "s", "^", "D")
+
+
+def save_study_figures(studies: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Draws every study that has a figure here and is given."""
+    paths: list[Path] = []
+    for name, draw, file in FIGURES:
+        if name in studies:
+            with style():
+                paths += save(draw(studies[name]), folder, file)
+    return paths
+
+
+def draw_overview(study: Mapping[str, Any]) -> Figure:
+    """Draws expectations and samples as matrices side by side, with the sum of each column below."""
+    figure = new_figure(7.6, 3.4)
+    panels = row(figure, 5)
+    capacity = study["capacity"]
+    everything = [True] * len(study["router"])
+    _draw_matrix(panels[0], study["router"], "router\nprobabilities", capacity)
+    _draw_matrix(panels[1], study["sinkhorn"], "Sinkhorn\nexpectations", capacity)
+    _draw_sample(panels[2], study["independent"], everything, "independent\nsample", capacity)
+    _draw_sample(panels[3], study["skip"], study["kept"], "the same,\nrest skipped", capacity)
+    _draw_sample(panels[4], study["balanced"], everything, "Gumbel-Matching\nsample", capacity)
+    panels[0].set_ylabel(f"{len(everything)} datapoints")
+    figure.supxlabel(
+        f"Three experts of capacity {capacity}; below each column its sum, framed where it exceeds the capacity.\n"
+        "Probabilities in percent. Crossed out: drawn, but skipped. The samples share their noise.",
+        fontsize=8,
+        color=GREY,
+    )
+    return figure
+
+
+def _draw_matrix(axes: Axes, matrix: Sequence[Sequence[float]], title: str, capacity: int) -> None:
+    shades = mpl.colormaps[SEQUENTIAL]
+    for i, probabilities in enumerate(matrix):
+        for j, value in enumerate(probabilities):
+            axes.add_patch(Rectangle((j, i), 0.92, 0.88, facecolor=shades(0.04 + 0.9 * value), linewidth=0))
+            text = "white" if value > 0.55 else INK
+            axes.text(j + 0.46, i + 0.46, f"{100 * value:.0f}", fontsize=6.5, color=text, ha="center", va="center")
+    _finish_matrix(axes, [sum(column) for column in zip(*matrix, strict=True)], title, capacity, "{:.1f}")
+
+
+def _draw_sample(axes: Axes, z: Sequence[int], kept: Sequence[bool], title: str, capacity: int) -> None:
+    shades = mpl.colormaps[SEQUENTIAL]
+    for i, (expert, stays) in enumerate(zip(z, kept, strict=True)):
+        for j in range(3):
+            colour = shades(0.04 if j != expert else 0.94 if stays else 0.3)
+            axes.add_patch(Rectangle((j, i), 0.92, 0.88, facecolor=colour, linewidth=0))
+        if not stays:
+            for y in ((i + 0.14, i + 0.74), (i + 0.74, i + 0.14)):
+                axes.plot([expert + 0.28, expert + 0.64], y, color=INK, linewidth=0.9)
+    counts = [sum(expert == j and stays for expert, stays in zip(z, kept, strict=True)) for j in range(3)]
+    _finish_matrix(axes, counts, title, capacity, "{:.0f}")
+
+
+def _finish_matrix(axes: Axes, sums: Sequence[float | int], title: str, capacity: int, form: str) -> None:
+    """Writes the sum below each column, framed where it is beyond capacity."""
+    rows = 12
+    for j, total in enumerate(sums):
+        if total > capacity + 1e-6:
+            axes.add_patch(Rectangle((j + 0.04, rows + 0.2), 0.84, 0.86, fill=False, edgecolor=_OVER, linewidth=1.2))
+        axes.text(j + 0.46, rows + 0.64, form.format(total), ha="center", va="center", fontsize=8)
+    axes.set_xlim(-0.1, 3.02)
+    axes.set_ylim(rows + 1.1, -0.1)
+    axes.set_aspect(0.62)
+    axes.set_title(title, loc="center", fontsize=8.5)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+
+
+def draw_marginals(study: Mapping[str, Any]) -> Figure:
+    """Draws Sinkhorn's entries against those of Gumbel-Matching and Gibbs, then the error against n."""
+    figure = new_figure(7.6, 5.6)
+    above, below = stack(figure, 1.0, 1.05)
+    shown = study["points"]
+    scatters = row(above, len(shown), sharey=True)
+    for axes, size in zip(scatters, shown, strict=True):
+        _draw_entries(axes, size)
+    scatters[0].set_ylabel("marginal probability")
+    scatters[0].legend(loc="upper left", fontsize=8, handletextpad=0.2)
+    experts = sorted({size["k"] for size in study["sizes"]})
+    panels = row(below, len(experts), sharey=True)
+    for axes, k in zip(panels, experts, strict=True):
+        _draw_errors(axes, [size for size in study["sizes"] if size["k"] == k], k)
+    panels[0].set_ylabel("mean absolute difference")
+    panels[-1].legend(loc="lower left", fontsize=7.5)
+    spread = ", ".join(f"{sd:g}" for sd in study["sds"])
+    below.supxlabel(
+        f"datapoints n; logits of standard deviation {spread}; bars: standard error over matrices", fontsize=8.5
+    )
+    return figure
+
+
+def _draw_entries(axes: Axes, size: Mapping[str, Any]) -> None:
+    axes.plot([0.0, 1.0], [0.0, 1.0], color=GREY, linewidth=0.8, zorder=1)
+    x = [entry[0] for entry in size["entries"]]
+    for column, name, mark in ((2, "Gibbs", _GIBBS), (1, "Gumbel-Matching", _MATCHING)):
+        y = [entry[column] for entry in size["entries"]]
+        axes.plot(x, y, **mark.points(), label=name)
+    axes.set_aspect("equal")
+    axes.set_xlim(-0.03, 1.03)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_xlabel("Sinkhorn's expectation")
+    axes.set_title(f"n = {size['n']}, k = {size['k']}")
+    add_grid(axes)
+
+
+def _draw_errors(axes: Axes, sizes: Sequence[Mapping[str, Any]], k: int) -> None:
+    n = [size["n"] for size in sizes]
+    lines = (
+        ("unbalanced_vs_gumbel_matching", "router's p, Gumbel-Matching", _UNBALANCED),
+        ("sinkhorn_vs_gibbs", "Sinkhorn, Gibbs", _GIBBS),
+        ("sinkhorn_vs_gumbel_matching", "Sinkhorn, Gumbel-Matching", _MATCHING),
+    )
+    for key, name, mark in lines:
+        error = [size[f"{key}_se"] for size in sizes]
+        axes.errorbar(n, [size[key] for size in sizes], yerr=error, label=name, **mark.line, elinewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(n, [str(size) for size in n])
+    axes.set_xlim(min(n) / 1.5, max(n) * 1.5)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_title(f"k = {k} experts")
+    add_grid(axes)
+
+
+def draw_maximum_entropy(study: Mapping[str, Any]) -> Figure:
+    """Draws u against p^(1/tau) entry by entry, then tau and the quality of the fit against n."""
+    figure = new_figure(7.6, 5.4)
+    above, below = stack(figure, 1.05, 1.0)
+    sharpnesses = sorted({problem["sharpness"] for problem in study["problems"]})
+    looks = {
+        sharpness: Look(colour=colour, marker=marker)
+        for sharpness, colour, marker in zip(sharpnesses, _SHADES[::-1], _MARKERS, strict=False)
+    }
+    shapes = sorted({(point["n"], point["k"]) for point in study["points"]})
+    panels = row(above, len(shapes))
+    for axes, shape in zip(panels, shapes, strict=True):
+        _draw_powers(axes, [point for point in study["points"] if (point["n"], point["k"]) == shape], looks)
+    panels[0].set_ylabel(r"$u_{ij}$, in the fitted scale")
+    left, right = row(below, 2)
+    for sharpness in sharpnesses:
+        median = sorted((m for m in study["median"] if m["sharpness"] == sharpness), key=lambda m: (m["n"], m["k"]))
+        n = [m["n"] * (1.0 + 0.02 * (m["k"] - 4)) for m in median]
+        mark = looks[sharpness].points(5.0)
+        left.plot(n, [m["tau"] for m in median], **mark, label=f"{sharpness:g}")
+        right.plot(n, [max(1.0 - m["r_squared"], 1e-6) for m in median], **mark)
+    grid = [2.8 * 1.02**step for step in range(92)]
+    left.plot(grid, [n / (n - 1.0) for n in grid], color=INK, linewidth=1.0, zorder=1, label="n / (n - 1)")
+    left.set_ylabel(r"fitted $\tau$")
+    left.legend(title="sd of the logits", fontsize=7.5, title_fontsize=7.5)
+    right.set_yscale("log")
+    right.set_ylabel(r"unexplained variation, $1 - R^2$")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        ticks = sorted({m["n"] for m in study["median"]})
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("datapoints n (k = 2 to n, slightly apart)")
+        add_grid(axes)
+    return figure
+
+
+def _draw_powers(axes: Axes, points: Sequence[Mapping[str, Any]], looks: Mapping[float, Look]) -> None:
+    every = [value for point in points for entry in point["entries"] for value in entry]
+    span = [min(every) / 1.5, max(every) * 1.5]
+    axes.plot(span, span, color=GREY, linewidth=0.8, zorder=1)
+    for point in points:
+        x, y = zip(*point["entries"], strict=True)
+        axes.plot(x, y, **looks[point["sharpness"]].points(3.6))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.set_xlabel(r"$p_{ij}^{1/\tau}$")
+    axes.set_title(f"n = {points[0]['n']}, k = {points[0]['k']}")
+    add_grid(axes)
+
+
+def draw_solver_time(study: Mapping[str, Any]) -> Figure:
+    """Draws the time of each solver against n, one panel for each k, then the number of improvements."""
+    sizes = [size for size in study["sizes"] if size["n"] > size["k"]]
+    experts = sorted({size["k"] for size in sizes})
+    figure = new_figure(7.6, 5.0)
+    above, below = stack(figure, 1.0, 0.85)
+    panels = row(above, len(experts), sharey=True)
+    for axes, k in zip(panels, experts, strict=True):
+        _draw_times(axes, [size for size in sizes if size["k"] == k], k)
+    panels[0].set_ylabel("time of one call")
+    panels[0].legend(loc="upper left", fontsize=7.5)
+    axes = below.subplots()
+    for k, colour, marker in zip(experts, _SHADES[::-1], _MARKERS, strict=False):
+        line = Look(colour=colour, marker=marker).line
+        chosen = [size for size in sizes if size["k"] == k]
+        axes.plot([size["n"] for size in chosen], [size["improvements"] for size in chosen], **line, label=f"k = {k}")
+    axes.legend(fontsize=8)
+    axes.set_ylabel("cycles cancelled")
+    axes.set_xlabel("datapoints n")
+    axes.set_title("improvements after the auction's start, one datapoint an edge as in the paper")
+    _rows_axis(axes, sorted({size["n"] for size in sizes}))
+    return figure
+
+
+def _draw_times(axes: Axes, sizes: Sequence[Mapping[str, Any]], k: int) -> None:
+    lines = (
+        ("hungarian_ms", "Hungarian (scipy)", Look(colour="#cc6a1b", marker="P")),
+        ("cycle_cancelling_ms", "cycle cancelling", Look(colour="#1f66ad", marker="s")),
+        ("primal_dual_ms", "primal-dual", Look(colour="#08306b", marker="o", dashes="--", filled=False)),
+    )
+    for key, name, mark in lines:
+        points = [(size["n"], 1e-3 * size[key]) for size in sizes if size[key] is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), **mark.line, label=name)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda seconds, _: tick_seconds(seconds))
+    axes.set_title(f"k = {k} experts")
+    _rows_axis(axes, sorted({size["n"] for size in sizes})[::2])
+
+
+def _rows_axis(axes: Axes, ticks: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
+    axes.minorticks_off()
+    add_grid(axes)
+
+
+FIGURES: tuple[tuple[str, Callable[[Mapping[str, Any]], Figure], str], ...] = (
+    ("overview", draw_overview, "overview"),
+    ("marginals", draw_marginals, "study-marginals"),
+    ("maximum_entropy", draw_maximum_entropy, "study-maximum-entropy"),
+    ("solver_time", draw_solver_time, "study-solver-time"),
+    ("traces", draw_training, "study-training"),
+    ("traces", draw_weights, "study-weights"),
+    ("elbo", draw_elbo, "study-elbo"),
+    ("noise", draw_noise, "study-noise"),
+)
+"""The study that each figure shows, what draws it, and the name of its files."""

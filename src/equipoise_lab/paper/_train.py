@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains many runs of the toy experiment at once: seeds, temperatures and settings are batch dimensions.
+
+The sampling, the weights and the losses are the library's own. A run is a pure function of the recipe and its own row
+of the table: the noise of seed s is the same stream whatever else is in the batch, so runs that differ in the method or
+the temperature are paired, and a small experiment gives the numbers that the large one gives for the same runs.
+
+Legend: r runs, n rows (datapoints), 2 experts.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from equipoise.balancing import sinkhorn
+from equipoise.estimators import (
+    Combination,
+    EMABaseline,
+    Noise,
+    RegressionCritic,
+    gate,
+    gated_loss,
+    load_balance_loss,
+    probability_ratio,
+    reinforce,
+)
+from equipoise.ops import draw_gumbel
+from equipoise.sampling import Sample
+from equipoise_lab.paper._methods import METHOD_TABLE
+from equipoise_lab.paper._recipe import Paper, Run
+from equipoise_lab.paper._results import Result
+from equipoise_lab.paper._task import draw_data, draw_parameters, errors, features, lines, router
+
+# Streams of noise: what every method needs, and what only those beyond the paper do.
+_NOISE, _FURTHER = 3 << 20, 4 << 20
+# Steps whose noise is drawn at once.
+_CHUNK = 100
+# The last steps that the second measure of the error averages over.
+_AVERAGED = 200
+# Progress is reported every so many steps.
+_REPORT = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Models at the end of training.
+
+    Attributes:
+        runs: in the order of the columns below.
+        parameters: [r, 6], see `_task`; those before the step that made them infinite, where a run diverged.
+        mse: squared error of the expert of largest probability, at the last step and averaged over the last 200;
+            infinite where the run diverged.
+        mse_expected: the same in expectation under the router.
+        snapshots: parameters at the steps that were asked for.
+    """
+
+    runs: tuple[Run, ...]
+    parameters: Float[Tensor, "r 6"]
+    mse: Float[Tensor, "2 r"]
+    mse_expected: Float[Tensor, "2 r"]
+    snapshots: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+
+    def results(self, recipe: Paper) -> list[Result]:
+        """Reads off what the recipe wants to know about each run."""
+        at = 0 if recipe.measured_at == "last" else 1
+        mse, expected = self.mse[at].tolist(), self.mse_expected[at].tolist()
+        decisive = mse if recipe.measure == "argmax" else expected
+        return [
+            Result(
+                loss=run.loss,
+                variant=run.variant,
+                method=run.method,
+                temperature=run.temperature,
+                seed=run.seed,
+                balance_weight=run.balance_weight,
+                learning_rate=run.learning_rate,
+                mse=mse[i],
+                mse_expected=expected[i],
+                solved=decisive[i] < recipe.threshold,
+            )
+            for i, run in enumerate(self.runs)
+        ]
+
+
+def train(
+    runs: Sequence[Run],
+    recipe: Paper,
+    *,
+    snapshots: Collection[int] = (),
+    progress: Callable[[int], object] | None = None,
+) -> Trained:
+    """Trains runs that sample alike, all at once; those that only differ in name once for all of them.
+
+    Args:
+        runs: what to train.
+        recipe: the experiment they belong to.
+        snapshots: steps (0: before the first) whose parameters to keep.
+        progress: called with a number of steps that are done.
+
+    Returns:
+        The models and their errors, in the order of `runs`.
+    """
+    if len({run.unit for run in runs}) != 1:
+        raise ValueError(f"runs must sample alike, got {sorted({run.unit for run in runs})}: train each on its own")
+    trained_as = [run.trained_as for run in runs]
+    # Losses and balance weights in blocks, so that each estimator works on a slice: R, R + balance, G + balance, G.
+    distinct = sorted(dict.fromkeys(trained_as), key=_block)
+    batch = _Batch(distinct, recipe)
+    kept: dict[int, Tensor] = {0: batch.theta.detach().clone()} if 0 in snapshots else {}
+    last, total = torch.zeros(2, len(distinct)), torch.zeros(2, len(distinct))
+    for step, noise in enumerate(_noise(batch.seeds, recipe, batch.method.strategy), start=1):
+        batch.step(noise)
+        if step in snapshots:
+            kept[step] = batch.theta.detach().clone()
+        if step > recipe.steps - _AVERAGED:
+            last = torch.stack(batch.errors())
+            total += last
+        if progress is not None and (step % _REPORT == 0 or step == recipe.steps):
+            progress((step - 1) % _REPORT + 1)
+    mse, mse_expected = torch.stack([last, total / min(_AVERAGED, recipe.steps)], 1)
+    place = {run: i for i, run in enumerate(distinct)}
+    back = torch.tensor([place[run] for run in trained_as])
+    return Trained(
+        runs=tuple(runs),
+        parameters=batch.theta.detach()[back],
+        mse=mse[:, back],
+        mse_expected=mse_expected[:, back],
+        snapshots={step: theta[back] for step, theta in kept.items()},
+    )
+
+
+def _block(run: Run) -> int:
+    if run.loss == "reinforce":
+        return 0 if run.balance_weight == 0 else 1
+    return 2 if run.balance_weight > 0 else 3
+
+
+def _noise(seeds: Sequence[int], recipe: Paper, strategy: Combination) -> Iterator[Noise]:
+    """Yields the noise of every step, [s, ...], one stream a seed; the paper's methods all have the same."""
+    generators = [torch.Generator().manual_seed(_NOISE + seed) for seed in seeds]
+    further = [torch.Generator().manual_seed(_FURTHER + seed) for seed in seeds]
+    n, m = recipe.num_points, strategy.draws
+    each = [m, n] if strategy.averages else [n]
+    for start in range(0, recipe.steps, _CHUNK):
+        # Rows last in memory, as in `router`.
+        gumbel = torch.stack([draw_gumbel([_CHUNK, 2, n], generator=g) for g in generators], 1).mT
+        priority = torch.stack([torch.rand([_CHUNK, n], generator=g) for g in generators], 1)
+        coin = torch.stack([torch.rand([_CHUNK, *each], generator=g) for g in further], 1) if strategy.mixes else None
+        for i in range(min(_CHUNK, recipe.steps - start)):
+            yield Noise(
+                torch.stack([draw_gumbel([m, 2, n], generator=g) for g in further]).mT
+                if strategy.averages
+                else gumbel[i],
+                priority[i] if strategy.skips else None,
+                coin=None if coin is None else coin[i],
+                pick=torch.cat([torch.rand(1, generator=g) for g in further]) if strategy.averages else None,
+            )
+
+
+def _of_rows(noise: Noise, seed: Tensor) -> Noise:
+    """Hands every run the noise of its seed."""
+    priority, coin, pick = (None if x is None else x[seed] for x in (noise.priority, noise.coin, noise.pick))
+    return Noise(noise.gumbel.mT[seed].mT, priority, coin=coin, pick=pick)
+
+
+class _Batch:
+    """The state of the runs between two steps, sorted into blocks."""
+
+    def __init__(self, runs: Sequence[Run], recipe: Paper) -> None:
+        self.recipe = recipe
+        self.method = METHOD_TABLE[runs[0].method]
+        self.capacity = self.method.capacity(recipe.num_points)
+        self.sinkhorn_first = runs[0].variant == "sinkhorn"
+        self.weighted = torch.tensor([[run.variant != "no-iw"] for run in runs])
+        self.seeds = sorted({run.seed for run in runs})
+        self.row_seed = torch.tensor([self.seeds.index(run.seed) for run in runs])
+        self.temperature = torch.tensor([run.temperature for run in runs])
+        self.balance_weight = torch.tensor([run.balance_weight for run in runs])
+        self.gated = torch.tensor([run.loss == "gating" for run in runs])
+        blocks = [_block(run) for run in runs]
+        self.reinforced = slice(0, blocks.count(0) + blocks.count(1))
+        self.gating = slice(self.reinforced.stop, len(runs))
+        self.balanced = slice(blocks.count(0), len(runs) - blocks.count(3))
+        x, y = _data(self.seeds, recipe)
+        self.x, self.y = (v[self.row_seed] if len(v) > 1 else v for v in (x, y))
+        self.features = features(self.x)
+        starts = torch.stack([draw_parameters(seed, recipe.initialisation) for seed in self.seeds])
+        self.theta = starts[self.row_seed].requires_grad_()
+        self.adam = _Adam(self.theta, torch.tensor([run.learning_rate for run in runs]))
+        self.diverged = torch.zeros(len(runs), dtype=torch.bool)
+        decay = 0.0 if recipe.baseline_decay is None else recipe.baseline_decay
+        self.baseline = EMABaseline(decay, shape=[self.reinforced.stop])
+        self.critic = RegressionCritic(2, 5, shape=[self.reinforced.stop]) if self.method.critic else None
+
+    def step(self, noise: Noise) -> None:
+        """One step of Adam on the estimate of the gradient, for every run."""
+        a, first, second = lines(self.theta, self.features)
+        log_p = router(a)
+        with torch.no_grad():
+            s, weight = self._draw(log_p.detach(), _of_rows(noise, self.row_seed))
+        prediction = torch.lerp(first, second, s.z.to(first.dtype))  # z is 0 or 1
+        self._loss(log_p, prediction, s, weight).sum().backward()
+        grad, self.theta.grad = self.theta.grad, None
+        assert grad is not None
+        # A run whose weights overflow has no gradient any more. It stops there; the others go on.
+        self.diverged |= ~grad.isfinite().all(-1)
+        self.adam.step(grad.masked_fill(self.diverged[:, None], 0.0), ~self.diverged)
+
+    def _draw(self, log_p: Tensor, noise: Noise) -> tuple[Sample, Tensor]:
+        first, proposal = self.sinkhorn_first, log_p
+        if first and self.recipe.sinkhorn_order == "sinkhorn-first":
+            first, proposal = False, sinkhorn(log_p).log_p
+        s, weight = self.method.strategy.draw(
+            proposal,
+            noise,
+            temperature=self.temperature,
+            capacity=self.capacity,
+            sinkhorn_first=first,
+            importance=False,
+        )
+        return s, weight * torch.where(self.weighted, probability_ratio(log_p, s), 1.0)
+
+    def _loss(self, log_p: Tensor, prediction: Tensor, s: Sample, weight: Tensor) -> Float[Tensor, "r"]:
+        parts: list[Tensor] = []
+        if (r := self.reinforced).stop > 0:
+            mine = _take(s, r)
+            losses = (self._label(r) - prediction[r]) ** 2
+            parts.append(self._reinforce(log_p[r], mine, losses, weight[r]))
+        if (g := self.gating).stop > g.start:
+            mine = _take(s, g)
+            losses = (self._label(g) - gate(log_p[g], mine) * prediction[g]) ** 2
+            parts.append(gated_loss(log_p[g], mine, losses, weight=weight[g]))
+        loss = torch.cat(parts)
+        if (b := self.balanced).stop > b.start:
+            counted = self.recipe.balance_load == "sampled"
+            if not (counted and s.balanced):  # else it is a constant
+                assigned = _take(s, b) if counted else None
+                penalty = load_balance_loss(log_p[b], assigned=assigned) * self.balance_weight[b]
+                loss = loss + torch.nn.functional.pad(penalty, (b.start, len(loss) - b.stop))
+        return loss
+
+    def _reinforce(self, log_p: Tensor, s: Sample, losses: Tensor, weight: Tensor) -> Float[Tensor, "r"]:
+        """The estimate, with what past steps say of the losses; then they take this one in."""
+        if self.critic is not None:
+            x, y = (v.expand(losses.shape) for v in (self.x, self.y))
+            inputs = torch.stack([x, y, x * x, x * y, y * y], -2).mT
+            loss = reinforce(log_p, s, losses, critic=self.critic(inputs), weight=weight)
+            self.critic.update(inputs, s, losses.detach())
+            return loss
+        baseline = 0.0 if self.recipe.baseline_decay is None else self.baseline.value
+        loss = reinforce(log_p, s, losses, baseline=baseline, weight=weight)
+        self.baseline.update(losses.detach(), s)
+        return loss
+
+    def _label(self, rows: slice) -> Tensor:
+        return self.y if len(self.y) == 1 else self.y[rows]
+
+    def errors(self) -> tuple[Tensor, Tensor]:
+        """The errors of every run as it stands; infinite where it diverged."""
+        first, second = errors(self.theta.detach(), self.x, self.y, self.gated)
+        return first.masked_fill(self.diverged, torch.inf), second.masked_fill(self.diverged, torch.inf)
+
+
+def _data(seeds: Sequence[int], recipe: Paper) -> tuple[Tensor, Tensor]:
+    """The data of every seed [s, n], or of all [1, n]."""
+    chosen = seeds if recipe.dataset == "per-seed" else [0]
+    pairs = [draw_data(seed, recipe.num_points, recipe.noise_sd) for seed in chosen]
+    return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+
+
+def _take(s: Sample, rows: slice) -> Sample:
+    """Returns the samples of some runs, as views."""
+    return Sample(
+        z=s.z[rows],
+        log_q=s.log_q[rows],
+        kept=s.kept[rows],
+        keep_weight=s.keep_weight[rows],
+        mask=None,
+        capacity=None if s.capacity is None else s.capacity[rows],
+        deterministic=s.deterministic,
+        balanced=s.balanced,
+    )
+
+
+class _Adam:
+    """Adam (Kingma and Ba, 2015) with a learning rate for each row; equal to `torch.optim.Adam` for each."""
+
+    def __init__(self, theta: Float[Tensor, "r p"], rate: Float[Tensor, "r"]) -> None:
+        self.theta = theta
+        self.rate = rate[:, None]
+        self.mean = torch.zeros_like(theta, requires_grad=False)
+        self.square = torch.zeros_like(theta, requires_grad=False)
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, grad: Float[Tensor, "r p"], alive: Bool[Tensor, "r"]) -> None:
+        self.steps += 1
+        self.mean.lerp_(grad, 1 - 0.9)
+        self.square.mul_(0.999).addcmul_(grad, grad, value=1 - 0.999)
+        scale = (self.square / (1 - 0.999**self.steps)).sqrt_().add_(1e-8)
+        step = self.mean * self.rate / (scale * (1 - 0.9**self.steps))
+        self.theta -= step * alive[:, None]

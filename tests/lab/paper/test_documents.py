@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise_lab.paper._claims import judge, write_claims
+from fill_documents import (
+    DOCUMENTS,
+    fill_verdicts,
+    read_stored,
+    solved_table,
+    update_documents,
+    verdict_table,
+)
+
+ROOT = Path(__file__).parents[3]
+DOCUMENT = "Intro.\n\n<!-- begin verdicts -->\nold | table\n<!-- end verdicts -->\n\nThe end.\n"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents_show_the_rules_and_what_is_stored_and_nothing_else(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert fill_verdicts(text, *read_stored(ROOT)) == text, "run benchmarks/fill_documents.py"
+
+
+def test_the_documentation_has_a_place_for_the_verdicts() -> None:
+    text = (ROOT / "docs/reproduction.md").read_text(encoding="utf-8")
+    assert "<!-- begin measured -->" in text
+    assert "<!-- begin rules -->" in text
+    text = (ROOT / "docs/estimators.md").read_text(encoding="utf-8")
+    assert all(f"<!-- begin beyond-{what} -->" in text for what in ("argmax", "expected", "goals"))
+
+
+def test_every_row_of_the_table_has_the_same_cells(make_results: Any, studies: dict[str, Any]) -> None:
+    claims = judge(make_results(), studies)
+    for measured, cells in ((False, 3), (True, 4)):
+        lines = verdict_table(claims, measured=measured).splitlines()
+        assert len(lines) == 18
+        assert {line.replace(r"\|", "").count("|") for line in lines} == {cells + 1}
+    assert "&lt;&lt; n" in verdict_table(claims)
+
+
+def test_a_bar_does_not_end_a_cell() -> None:
+    (claim,) = [claim for claim in judge([], {}) if claim.number == 15]
+    table = verdict_table([dataclasses.replace(claim, measured="sd of p(y|x)")], measured=True)
+    assert table.endswith(r"| sd of p(y\|x) |")
+
+
+def test_only_what_is_between_the_marks_changes() -> None:
+    claims = judge([], {})
+    filled = fill_verdicts(DOCUMENT, claims)
+    assert filled.startswith("Intro.\n\n<!-- begin verdicts -->\n| | the paper's claim | verdict |\n")
+    assert filled.endswith("| not judged |\n<!-- end verdicts -->\n\nThe end.\n")
+    assert "old" not in filled
+    assert fill_verdicts(filled, claims) == filled
+    assert fill_verdicts("no marks", claims) == "no marks"
+
+
+def test_documents_are_updated_from_the_latest_file(tmp_path: Path, make_results: Any, studies: dict[str, Any]) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(DOCUMENT)
+    (tmp_path / "docs/reproduction.md").write_text(DOCUMENT.replace("verdicts", "measured"))
+    (tmp_path / "docs/estimators.md").write_text("no marks")
+    write_claims(tmp_path / "benchmarks/2026-01-02-claims.json", judge([], {}))
+    write_claims(tmp_path / "benchmarks/2026-11-02-claims.json", judge(make_results(), studies))
+    assert update_documents(tmp_path) == [tmp_path / "README.md", tmp_path / "docs/reproduction.md"]
+    assert (tmp_path / "README.md").read_text().count("| reproduced |") == 16
+    assert "(a) 100% of runs solved" in (tmp_path / "docs/reproduction.md").read_text()
+    assert update_documents(tmp_path) == []
+
+
+def test_tables_beyond_the_paper() -> None:
+    beyond = {
+        "temperatures": [0.01, 100.0],
+        "rows": [{"label": "Sample", "solved": [1, 2], "solved_expected": [3, 4]}],
+        "goals": [{"goal": "All", "holds": False, "measured": "some"}],
+    }
+    assert solved_table(beyond, "solved_expected").splitlines()[-1] == "| Sample | 3 | 4 |"
+    document = "<!-- begin beyond-goals -->\n<!-- end beyond-goals -->"
+    assert "- All: **does not hold**, some." in fill_verdicts(document, [], beyond)
