@@ -5,18 +5,18 @@ The order of work for one large problem, each part a compiled kernel (`_kernels`
 
 1. Prices (`_smoothing.py`). Equal ones if a sample of the rows accepts them, those of a warm start if it accepts those,
    else Newton steps on the sample; then on four times as many rows, and so on.
-2. Settle (`_contested.py`). One pass over the matrix. A row whose K-th best offer leads the next by more than prices can
-   still move is settled. The rest are contested, with the few candidates that are near.
+2. Settle (`_contested.py`). One pass over the matrix. A row whose K-th best offer leads the next by more than prices
+   can still move is settled. The rest are contested, with the few candidates that are near.
 3. Solve. Newton steps on the contested rows (`_smoothing.py`), then exact shortest chains of moves (`_flow.py`).
 4. Prove (`_books.py`). No settled row has a better offer if its lead covers the difference of the final prices; the
    least lead for each pair of experts was noted in the pass. Contested rows are read once more. If a row has a better
    offer, step 2 is repeated at the prices found, with a larger radius.
 
-Where rows come in clusters or scores have a low rank, a sample tells too little. Then Newton's method runs over all rows
-with all their experts, from much smoothing to little, before step 2.
+Where rows come in clusters or scores have a low rank, a sample tells too little. Then Newton's method runs over all
+rows with all their experts, from much smoothing to little, before step 2.
 
-Small problems go to step 3 at once, with every expert a candidate of every row. `docs/assignment.md` has the derivation.
-Legend: b problems, n rows, k experts, K experts a row, m contested rows.
+Small problems go to step 3 at once, with every expert a candidate of every row. `docs/assignment.md` has the
+derivation. Legend: b problems, n rows, k experts, K experts a row, m contested rows.
 """
 
 import math
@@ -45,6 +45,8 @@ BLOCK_ROWS = 8192
 SAMPLE_ROWS, LEAST_SAMPLE, FINER = 16, 1024, 4
 # How far a price may still move, in standard deviations of what the rows that were asked leave unknown of it.
 RADIUS = 2.0
+# Rows that tell how far offers differ.
+SPREAD_ROWS = 64
 # Smoothing, as a part of the radius of the candidates: what is further away has next to no share.
 FIRST_MU = 1 / 6
 # Passes over the matrix after which every expert becomes a candidate of every row.
@@ -82,7 +84,7 @@ class Settled(NamedTuple):
 
 
 def primal_dual(
-    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, top_k: int | None = None
+    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, top_k: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Solves a batch of assignment problems exactly.
 
@@ -91,17 +93,17 @@ def primal_dual(
         capacity: int64 [..., k]; or None for ceil(K * rows that are not masked / k).
         mask: bool [..., n] or None.
         prices: floating [..., k] to start from, or None.
-        top_k: K, or None for one expert a row.
+        top_k: K.
 
     Returns:
-        z and counts, int64, with z = k for masked rows, [..., n] or [..., n, K]; capacity and mask, of its own; value,
+        z and counts, int64, with z [..., n, K] = k for masked rows; capacity and mask, of its own; value,
         prices and gap, float64.
 
     Raises:
         ValueError: capacities or prices that do not fit; a score is NaN or +inf, or the -inf leave no assignment.
     """
     *batch, n, k = scores.shape
-    b, each = math.prod(batch), 1 if top_k is None else top_k
+    b = math.prod(batch)
     # In NumPy from here on: reshaping, say, costs a tenth of what it does in torch, and there is a lot of it.
     s = np.ascontiguousarray(scores.numpy()).reshape(b, n, k)
     rows = np.empty((b, n), np.bool_)
@@ -110,13 +112,13 @@ def primal_dual(
     if capacity is not None:
         c[:] = capacity.numpy().reshape(b, k)
     else:
-        c[:] = -(-each * (n if mask is None else rows.sum(1, keepdims=True)) // max(k, 1))
+        c[:] = -(-top_k * (n if mask is None else rows.sum(1, keepdims=True)) // max(k, 1))
     p = np.zeros((b, k)) if prices is None else prices.double().numpy().reshape(b, k).copy()
-    if not _books.can_start(c, rows, mask is not None, p, each):
-        check_start(c.reshape(*batch, k), each * np.asarray(rows.reshape(*batch, n).sum(-1)), p)
-    z = np.empty((b, n, each), np.int32)
+    if not _books.can_start(c, rows, mask is not None, p, top_k):
+        check_start(c.reshape(*batch, k), np.asarray(top_k * rows.reshape(*batch, n).sum(-1)), p, top_k)
+    z = np.empty((b, n, top_k), np.int32)
     value, gap = np.zeros(b), np.zeros(b)
-    if (k == 2 and each == 1) or n * k <= SMALL_ENTRIES or n <= SMALL_ROWS * k:
+    if (k == 2 and top_k == 1) or n * k <= SMALL_ENTRIES or n <= SMALL_ROWS * k:
         _solve_small(s, rows, c, p, z, value, gap)
     else:
         parallel = b < torch.get_num_threads()
@@ -126,11 +128,10 @@ def primal_dual(
                 value[i], gap[i] = _Problem(s[i], rows[i], c[i], p[i], z[i], i, parallel).solve(prices is not None)
 
         _ = solve(0, b) if parallel or b == 1 else run_blocks(solve, cut(b, 1))
-    z_out, counts = np.empty((b, n, each), np.int64), np.zeros((b, k), np.int64)
+    z_out, counts = np.empty((b, n, top_k), np.int64), np.zeros((b, k), np.int64)
     _books.close_books(z, c, p, z_out, counts, gap)
-    shape = (*batch, n) if top_k is None else (*batch, n, each)
     return (
-        torch.from_numpy(z_out.reshape(shape)),
+        torch.from_numpy(z_out.reshape(*batch, n, top_k)),
         torch.from_numpy(counts.reshape(*batch, k)),
         torch.from_numpy(c.reshape(*batch, k)),
         torch.from_numpy(rows.reshape(*batch, n)),
@@ -166,9 +167,11 @@ class _Problem:
         self.scores, self.mask, self.capacity, self.prices, self.z = scores, mask, capacity, prices, z
         self.index, self.parallel = index, parallel
         self.rows, self.top_k = int(mask.sum()), z.shape[1]
-        self.free = float(capacity.sum() - self.top_k * self.rows)
         self.closed = capacity == 0
-        self.target = capacity.astype(np.float64)
+        # Nobody takes more than all rows, whatever the capacity: what is beyond would drown the rest in rounding.
+        self.slots = np.minimum(capacity, self.rows)
+        self.target = self.slots.astype(np.float64)
+        self.free = float(self.target.sum() - self.top_k * self.rows)
         self.log: list[str] = []
 
     def solve(self, warm: bool) -> tuple[float, float]:
@@ -224,12 +227,12 @@ class _Problem:
         self.prices[:] = np.where(self.closed, np.inf, 0.0)
         accepted = self._accepts(self.prices, stride)
         if not accepted and given is not None:
-            given = np.where(self.closed, np.inf, given)
-            given -= given.min()
-            accepted = self._accepts(given, stride)
+            start = np.where(self.closed, np.inf, given)
+            start -= start.min()
+            accepted = self._accepts(start, stride)
             if accepted:
-                self.prices[:] = given
-        mu = self._spread() / 4
+                self.prices[:] = start
+        mu = self._spread() / 2
         if not mu < np.inf:
             raise OverflowError
         if mu == 0:
@@ -248,25 +251,31 @@ class _Problem:
             mu = FIRST_MU * radius.mean()
 
     def _descend_over_all(self) -> Floats:
-        """Finds prices from all rows with all their experts, from much smoothing to little: slow, and hardly ever fails."""
+        """Finds prices from all rows with all their experts, from much smoothing to little: slow, and hardly fails."""
         n, k = self.scores.shape
         self.prices[:] = np.where(self.closed, np.inf, 0.0)
-        mu = self._spread() / 4
+        mu = self._spread() / 2
         self._open(max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE)), mu)
         contested, settled = self._collect(None)
         return self._descend(contested, settled, 1, mu / 4, k / 2)[1]
 
     def _spread(self) -> float:
+        """How far offers differ that a row might take: the best and the one of the upper quartile, in the median row.
+
+        Not the mean: many routers bar an expert with a huge negative score.
+        """
+        n, k = self.scores.shape
+        stride, rank = max(1, n // SPREAD_ROWS), min(k, self.top_k + 1 + (k - self.top_k) // 4)
+        out = np.empty(-(-n // stride))
         prices = self.prices.astype(self.scores.dtype)
-        return _contested.mean_spread(self.scores, self.mask, prices, max(1, len(self.scores) // 64))
+        count = _contested.spreads(self.scores, self.mask, prices, stride, rank, out)
+        return float(np.median(out[:count])) if count else 0.0
 
     def _accepts(self, prices: Floats, stride: int) -> bool:
         """Whether every `stride`-th row would choose experts as often as they have room, but for chance."""
         k = len(prices)
         counts = np.empty(k)
-        asked = _contested.survey(
-            self.scores, self.mask, prices.astype(self.scores.dtype), stride, self.top_k, counts
-        )
+        asked = _contested.survey(self.scores, self.mask, prices.astype(self.scores.dtype), stride, self.top_k, counts)
         taken, target = asked * self.top_k, self.target * (asked / max(self.rows, 1))
         wrong = _smoothing.misplaced(counts, target, prices, 0.0 if self.free > 0 else -1.0)
         self.log.append(f"survey of {asked} rows: {wrong:.0f} misplaced")
@@ -281,16 +290,26 @@ class _Problem:
         self, contested: Contested, settled: Settled, stride: int, mu: float, goal: float
     ) -> tuple[int, Floats]:
         """Newton steps on contested rows. Returns how it ended, and how far prices may still move."""
-        deviation = np.empty(len(self.prices))
-        _, *lists = (part.copy() for part in contested)
-        fixed, most = settled.counts.astype(np.float64), 0 if goal == math.inf else _smoothing.MOST_STEPS
+        deviation, most = np.empty(len(self.prices)), 0 if goal == math.inf else _smoothing.MOST_STEPS
         status, mu = _smoothing.descend(
-            *lists, fixed, self.target / stride, self.free / stride, self.prices, mu, 1e-6 * mu, goal, most, deviation
+            contested.need.copy(),
+            contested.first.copy(),
+            contested.cols.copy(),
+            contested.vals.copy(),
+            settled.counts.astype(np.float64),
+            self.target / stride,
+            self.free / stride,
+            self.prices,
+            mu,
+            1e-6 * mu,
+            goal,
+            most,
+            deviation,
         )
         if most == 0:
             status = _smoothing.REACHED
         self.prices -= self.prices.min()
-        self.log.append(f"newton, stride {stride}, {len(contested.rows)} rows, {contested.first[-1]} candidates: {status}, mu {mu:.3g}")
+        self.log.append(f"newton, stride {stride}, {len(contested.rows)} rows: {status}, mu {mu:.3g}")
         return status, RADIUS * deviation
 
     def _collect(self, radius: Floats | None, stride: int = 1) -> tuple[Contested, Settled]:
@@ -308,7 +327,21 @@ class _Problem:
             cols, vals = np.empty(size * k, np.int32), np.empty(size * k, kind)
             counts, leads = np.zeros(k, np.int64), np.full((k, k), np.inf, kind)
             m, illegal = _contested.collect(
-                self.scores, self.mask, low, high, start, stop, stride, self.z, counts, rows, need, first, cols, vals, leads
+                self.scores,
+                self.mask,
+                low,
+                high,
+                start,
+                stop,
+                stride,
+                self.z,
+                counts,
+                rows,
+                need,
+                first,
+                cols,
+                vals,
+                leads,
             )
             entries = first[m]
             lists = Contested(rows[:m], need[:m], first[: m + 1], cols[:entries], vals[:entries])
@@ -343,8 +376,9 @@ class _Problem:
 
     def _flow(self, contested: Contested, settled: Settled) -> tuple[int, Flags, Flags]:
         held, inside = np.empty(len(contested.cols), np.bool_), np.empty(len(self.prices), np.bool_)
-        _, *lists = contested
-        stuck, chains = _flow.exact_flow(*lists, self.capacity - settled.counts, self.prices, held, inside)
+        need, first, cols, vals = contested.need, contested.first, contested.cols, contested.vals
+        room = self.slots - settled.counts
+        stuck, chains = _flow.exact_flow(need, first, cols, vals, room, self.prices, held, inside)
         self.log.append(f"flow, {len(contested.rows)} rows: {chains} chains")
         return stuck, held, inside
 
@@ -352,14 +386,17 @@ class _Problem:
         """Chains alone, with all candidates: the last resort."""
         stuck, held, _ = self._flow(contested, settled)
         if stuck >= 0:
-            _books.take_held(*contested[:4], held, self.z)
+            self._take(contested, held)
             raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
         return contested, held
+
+    def _take(self, contested: Contested, held: Flags) -> None:
+        _books.take_held(contested.rows, contested.need, contested.first, contested.cols, held, self.z)
 
     def _finish(self, contested: Contested, held: Flags) -> tuple[float, float, bool]:
         """Returns the value, what rows miss, and whether that is rounding."""
         counts = np.empty(len(self.prices), np.int64)
-        _books.take_held(*contested[:4], held, self.z)
+        self._take(contested, held)
         _books.count_rows(self.z, counts)
         _books.rest_prices(self.prices, counts, self.capacity)
         value, largest = _books.total_value(self.scores, self.z, self.prices)
@@ -373,8 +410,13 @@ def _join(parts: list[Contested]) -> Contested:
         return parts[0]
     begins = np.cumsum([0] + [part.first[-1] for part in parts])
     first = [part.first[1:] + begin for part, begin in zip(parts, begins[:-1], strict=True)]
-    rows, need, cols, vals = (np.concatenate([part[i] for part in parts]) for i in (0, 1, 3, 4))
-    return Contested(rows, need, np.concatenate([np.zeros(1, np.int64), *first]), cols, vals)
+    return Contested(
+        np.concatenate([part.rows for part in parts]),
+        np.concatenate([part.need for part in parts]),
+        np.concatenate([np.zeros(1, np.int64), *first]),
+        np.concatenate([part.cols for part in parts]),
+        np.concatenate([part.vals for part in parts]),
+    )
 
 
 def _add(parts: list[Settled]) -> Settled:

@@ -18,12 +18,12 @@ def rest_prices(prices: Floats, counts: Counts, capacity: Counts) -> None:
 
     Free slots sit where the price is least, but for rounding, so what is set to 0 here was next to nothing.
     """
-    least, slack = np.inf, False
+    least = np.inf
     for j in range(prices.shape[0]):
         if capacity[j] > 0:
             least = min(least, prices[j])
     for j in range(prices.shape[0]):
-        prices[j] = 0.0 if 0 < capacity[j] and counts[j] < capacity[j] else max(0.0, prices[j] - least)
+        prices[j] = 0.0 if capacity[j] > 0 and counts[j] < capacity[j] else max(0.0, prices[j] - least)
 
 
 @jit
@@ -103,7 +103,7 @@ def list_better(leads: Scores, before: Floats, after: Floats, radius: Floats) ->
 
 @jit
 def open_doors(leads: Scores, prices: Floats, inside: Flags, radius: Floats) -> None:
-    """Widens the radius of experts so that rows can leave those that chains reach: where it costs settled rows least."""
+    """Widens the radius of experts so that settled rows can leave those that chains reach, where it costs least."""
     k, least = prices.shape[0], np.inf
     for j in range(k):
         for t in range(k):

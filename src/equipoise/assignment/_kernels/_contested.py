@@ -241,21 +241,14 @@ def survey(scores: Scores, mask: Flags, prices: Scores, stride: int, top_k: int,
 
 
 @jit
-def mean_spread(scores: Scores, mask: Flags, prices: Scores, stride: int) -> float:
-    """The mean difference between a row's best offer and its average one."""
-    k, asked, mean = scores.shape[1], 0, 0.0
+def spreads(scores: Scores, mask: Flags, prices: Scores, stride: int, rank: int, out: Floats) -> int:
+    """Writes how far the offer of a rank trails the best one, for every `stride`-th row; returns how many there are."""
+    top, count = np.empty(rank, scores.dtype), 0
     for i in range(0, scores.shape[0], stride):
-        best = np.float64(best_offer(scores[i], prices)) if mask[i] else -np.inf
-        if -np.inf < best < np.inf:
-            behind, finite = 0.0, 0
-            for j in range(k):
-                offer = scores[i, j] - prices[j]
-                if offer > -np.inf:
-                    behind += (best - offer) / k  # divided at once: the sum might exceed the largest number
-                    finite += 1
-            asked += 1
-            mean += (behind * (k / finite) - mean) / asked
-    return mean
+        if mask[i] and largest_offers(scores[i], prices, top) and top[rank - 1] > -np.inf:
+            out[count] = np.float64(top[0]) - top[rank - 1]
+            count += 1
+    return count
 
 
 @jit

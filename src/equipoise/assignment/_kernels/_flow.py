@@ -3,19 +3,19 @@
 # pyright: reportArgumentType=false, reportReturnType=false
 """Solve: shortest chains of moves on a graph of k experts, until none holds more than it has room for.
 
-Every contested row takes its best offers at the current prices. That is optimal for the counts it happens to lead to, and
-what is left is to move rows from experts that hold too many to experts with room. The edge j -> j' costs the least loss
-over rows that hold j and not j',
+Every contested row takes its best offers at the current prices. That is optimal for the counts it happens to lead to,
+and what is left is to move rows from experts that hold too many to experts with room. The edge j -> j' costs the least
+loss over rows that hold j and not j',
 
     move_cost[j, j'] = min s_ij - s_ij',
 
-the paper's d_jj' (App. D.2). Reduced by the prices it is never negative, so Dijkstra's algorithm finds the cheapest chain
-of moves. Raising the price of every expert on the way by what it is nearer to the source than the end of the chain keeps
-it so (successive shortest paths).
+the paper's d_jj' (App. D.2). Reduced by the prices it is never negative, so Dijkstra's algorithm finds the cheapest
+chain of moves. Raising the price of every expert on the way by what it is nearer to the source than the end of the
+chain keeps it so (successive shortest paths).
 
-A chain may use a row more than once, and that is no problem. The experts that a chain leaves differ from each other, and
-so do those that it enters. A row that moves from j to j' and from t to t' holds j and t, but neither j' nor t', so the
-four differ, and the row can make both moves at once for the sum of their costs.
+A chain may use a row more than once, and that is no problem. The experts that a chain leaves differ from each other,
+and so do those that it enters. A row that moves from j to j' and from t to t' holds j and t, but neither j' nor t', so
+the four differ, and the row can make both moves at once for the sum of their costs.
 
 Free slots move like rows that score 0 for every expert. They are counted, not listed.
 
@@ -167,9 +167,7 @@ def move(
 
 
 @jit
-def nearest_room(
-    excess: Counts, prices: Floats, cost: Floats, distance: Floats, parent: Counts, done: Flags
-) -> int:
+def nearest_room(excess: Counts, prices: Floats, cost: Floats, distance: Floats, parent: Counts, done: Flags) -> int:
     """Dijkstra's algorithm from all experts that hold too many; returns the nearest one with room, or -1."""
     k = prices.shape[0]
     for j in range(k):
@@ -265,9 +263,7 @@ def exact_flow(
         amount, t = -excess[end], end
         while parent[t] >= 0 and amount > 0:
             j = parent[t]
-            amount = count_movers(
-                j, t, cost[j, t], amount, first, cols, vals, held, owner, head, after, slots
-            )
+            amount = count_movers(j, t, cost[j, t], amount, first, cols, vals, held, owner, head, after, slots)
             if amount == 0:
                 leave_cost(j, first, cols, vals, held, owner, head, after, slots, cost[j])
             t = j

@@ -115,9 +115,7 @@ def shares(offers: Floats, width: int, need: int, mu: float, x: Floats, weight: 
 def demand_of_lists(
     need: Ints, first: Counts, cols: Ints, vals: Scores, prices: Floats, mu: float, demand: Floats, pairs: Floats
 ) -> None:
-    """Adds the shares of contested rows to the demand, and their weights to the pairs of experts, on either side of
-    the diagonal.
-    """
+    """Adds the shares of contested rows to the demand, and their weights to the pairs of experts, on either side."""
     k, inverse = prices.shape[0], 1 / mu
     offers, x, weight = np.empty(k), np.empty(k), np.empty(k)
     mean = first[need.shape[0]] / max(1, need.shape[0])
@@ -388,7 +386,7 @@ def descend(
     k = prices.shape[0]
     demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
     stays, tied, excess, steps, slope = 0, 0, np.inf, 0, 0.0
-    rows, last, status = target.sum(), np.inf, FAILED
+    rows, last, status = target.sum() - free, np.inf, FAILED
     while True:
         demand[:] = fixed
         pairs[:] = 0.0
@@ -494,4 +492,3 @@ def open_with_sinkhorn(
                 least = min(least, prices[j])
         for j in range(k):
             prices[j] -= least
-
