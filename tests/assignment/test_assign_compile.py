@@ -71,7 +71,7 @@ def test_operator_is_registered_soundly(
     prices = torch.rand(2, 3, generator=generator, dtype=torch.float64) if optional else None
     capacity = torch.full([2, 3], 3) if optional else None
     assert set(
-        torch.library.opcheck(torch.ops.equipoise.assign, (scores, capacity, mask, prices, method)).values()
+        torch.library.opcheck(torch.ops.equipoise.assign, (scores, capacity, mask, prices, method, 1)).values()
     ) == {"SUCCESS"}
 
 
@@ -79,7 +79,7 @@ def test_operator_is_registered_soundly(
 def test_operator_at_sizes_on_the_edge(shape: tuple[int, ...], generator: torch.Generator) -> None:
     scores = torch.randn(shape, generator=generator)
     capacity = torch.full([*shape[:-2], shape[-1]], shape[-2])
-    torch.library.opcheck(torch.ops.equipoise.assign, (scores, capacity, None, None, "primal-dual"))
+    torch.library.opcheck(torch.ops.equipoise.assign, (scores, capacity, None, None, "primal-dual", 1))
 
 
 def test_fake_scores_give_fake_results() -> None:

@@ -29,7 +29,7 @@ from support.families import FAMILIES, draw_scores
 
 modules = [module for name, module in vars(_kernels).items() if name.startswith("_") and hasattr(module, "jit")]
 kernels = {k.__name__: k for m in [*modules, _two_columns] for k in vars(m).values() if isinstance(k, Dispatcher)}
-assert {"solve_direct", "solve_usual", "conditional_batch", "balance_pairs"} <= set(kernels)
+assert {"solve_small", "collect", "descend", "exact_flow", "conditional_batch", "balance_pairs"} <= set(kernels)
 
 def versions():
     return {(name, str(signature)) for name, kernel in kernels.items() for signature in kernel.signatures}
@@ -41,6 +41,7 @@ for dtype in (torch.bfloat16, torch.float32, torch.float64):
             scores = draw_scores(family, n, k, seed=3).to(dtype)
             mask = torch.arange(n) % 7 != 0
             a = eq.assign(scores)
+            eq.assign(scores, top_k=2)
             eq.assign(scores, 2 * n // k, prices=a.prices.roll(1), mask=mask)
             if n < 1000:
                 eq.conditional_values(scores, a)

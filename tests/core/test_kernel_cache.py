@@ -42,13 +42,6 @@ def test_kept_beside_the_source(load_kernel: Load, tmp_path: Path) -> None:
     assert hits_and_misses(again.add_two) == (1, 0)
 
 
-def test_a_part_alone_is_not_kept(load_kernel: Load, tmp_path: Path) -> None:
-    load_kernel().add_two(1)
-    assert {file.name.split("-")[0] for file in (tmp_path / "package" / "__pycache__").glob("*.nbi")} == {
-        "kernel.add_two"
-    }
-
-
 def test_read_where_it_cannot_be_written(load_kernel: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     load_kernel().add_two(1)
     forbid(monkeypatch, "package", "user")

@@ -12,7 +12,6 @@ import numba
 
 from equipoise._core._kernel_cache import KernelCache
 from equipoise._core._notice import compiling
-from equipoise._core._parts import make_part
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,7 +39,6 @@ def _compile(function: F, **options: Any) -> F:
     # Unwrapped, because a run-time type checker (the tests use one) wraps what it checks; Numba compiles no wrapper.
     plain = inspect.unwrap(function)
     compiled: Any = numba.njit(nogil=True, error_model="numpy", **options)(plain)
-    make_part(compiled)
     # Numba drops a cached kernel when the file it stands in changes, but not when a kernel that it calls does, and
     # fails on a cached type whose module is gone. So files are named after all the sources of the folder that holds the
     # kernel; outside of it kernels call only what is in `_vector.py`.
@@ -61,8 +59,7 @@ def _announced(compile_version: Callable[..., Any], cache: KernelCache) -> Calla
 @functools.cache
 def _fingerprint(folder: Path) -> str:
     digest = hashlib.sha256(Path(__file__).read_bytes())
-    for shared in ("_parts.py", "_vector.py"):
-        digest.update(Path(__file__).with_name(shared).read_bytes())
+    digest.update(Path(__file__).with_name("_vector.py").read_bytes())
     for source in sorted(folder.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:12]

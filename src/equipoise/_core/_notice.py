@@ -55,4 +55,4 @@ def _say(folder: str | None) -> None:
     if not _said:
         _said = True
         outlook = _NOT_KEPT if folder is None else _KEPT.format(folder=folder)
-        logging.getLogger("equipoise").warning("equipoise: compiling kernels for this CPU, up to a minute. %s", outlook)
+        logging.getLogger("equipoise").warning("equipoise: compiling kernels, about 20 seconds. %s", outlook)

@@ -3,6 +3,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -23,8 +24,8 @@ from equipoise._core import (
 )
 from equipoise._core._operators import operator
 from equipoise.assignment._assignment import Assignment
-from equipoise.assignment._infeasible import check_start
-from equipoise.assignment._range import Solved, Solver, solve_in_range
+from equipoise.assignment._infeasible import check_start, check_top_k
+from equipoise.assignment._range import Solved, solve_in_range
 
 Method = Literal["auto", "primal-dual", "cycle-cancelling", "auction"]
 METHODS = ("auto", "primal-dual", "cycle-cancelling", "auction")
@@ -34,25 +35,29 @@ def assign(
     scores: Float[Tensor, "*batch n k"],
     capacity: Capacity = None,
     *,
+    top_k: int | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
     prices: Float[Tensor, "*batch k"] | None = None,
     method: str = "auto",
 ) -> Assignment:
-    r"""Assigns every row to one expert, no expert more rows than it can take, with the largest total score.
+    r"""Assigns every row to one expert or K, no expert more rows than it can take, with the largest total score.
 
     Solves the transportation problem (the paper's eq. 4, with `scores` for a_ij / tau + g_ij)
 
     .. math::
         \max_z \sum_i s_{i z_i} \quad \text{s.t.} \quad |\{i : z_i = j\}| \le c_j \; \forall j
 
-    for each problem of the batch. Its dual variables are the experts' `prices`: at optimal prices every row is at the
-    expert where `scores[i, j] - prices[j]` is largest. The result carries them, and with them its own proof.
+    for each problem of the batch. With `top_k` = K every row takes K different experts, and the sum is over all of
+    them. The dual variables are the experts' `prices`: at optimal prices every row is at the expert where `scores[i, j]
+    - prices[j]` is largest, or at the K experts where it is. The result carries them, and with them its own proof.
 
     Args:
         scores: what assigning row i to expert j is worth; -inf forbids the pair. float16, bfloat16, float32, float64.
-        capacity: rows that an expert may take. None: ceil(rows that are not masked / k); an int; one for each expert,
-            shape [k]; or one for each problem and expert, shape [..., k], in a list, a NumPy array or a tensor.
+        capacity: rows that an expert may take. None: ceil(K * rows that are not masked / k); an int; one for each
+            expert, shape [k]; or one for each problem and expert, shape [..., k], in a list, a NumPy array or a tensor.
             Capacities may sum to more than the rows. Those above 2**40 are no limit, and are returned as 2**40.
+        top_k: None: one expert a row, z [..., n]. An int K: K different experts a row, z [..., n, K], best offer first;
+            by the method "primal-dual" only. Scores on another device are copied to the CPU for it.
         mask: False for rows that take no expert (padding).
         prices: a start from an earlier `Assignment.prices`. It changes the time, not the value of the result.
         method: "primal-dual": exact, on the CPU, compiled; "cycle-cancelling": exact, the paper's own algorithm, on any
@@ -62,19 +67,15 @@ def assign(
     Returns:
         The assignment, with its value, the prices and the optimality gap in float64. The value is differentiable: its
         gradient is 1 at the pairs that were assigned and 0 elsewhere (the envelope theorem; where several assignments
-        are optimal, a subgradient). Nothing else carries a gradient. Of several optimal assignments the
-        result is the same for the same input, whatever the number of threads. The rule of "primal-dual": a row that is
-        tied between experts takes the one with the most room left, then the lowest index, last row first (in large
-        problems those with the most candidates first, in every 1,024 rows); chains of moves end at the lowest index
-        among equally near experts, and of tied rows the one that joined its expert last moves first. With two experts:
-        of rows that would gain the same by expert 0, the first go there. The other methods prefer the lowest row, then
-        the lowest expert.
+        are optimal, a subgradient). Nothing else carries a gradient. Of several optimal assignments the result is the
+        same for the same input, whatever the number of threads. With two experts: of rows that would gain the same by
+        expert 0, the first go there. The methods in torch prefer the lowest row, then the lowest expert.
 
     Raises:
         ValueError: scores are not a floating-point matrix, hold NaN or +inf, forbid so much that nothing feasible is
-            left, or are so large that their total is beyond float64; capacities are negative, not integers, of the
-            wrong shape or too small for the rows; mask or prices do not fit; tensors are on different devices; the
-            method is unknown.
+            left, or are so large that their total is beyond float64; top_k is not between 1 and k; capacities are
+            negative, not integers, of the wrong shape or too small for the rows; mask or prices do not fit; tensors are
+            on different devices; the method is unknown.
 
     Example:
         Three rows prefer expert 0, which takes two. The one that loses least by it goes elsewhere.
@@ -87,6 +88,11 @@ def assign(
         >>> a.prices.tolist(), a.gap.item()
         ([0.5, 0.0], 0.0)
 
+        Two experts a row, of three; each takes at most ceil(2 * 3 / 3) = 2 rows.
+
+        >>> eq.assign(torch.tensor([[3.0, 1.0, 0.0], [3.0, 1.0, 0.5], [3.0, 0.0, 1.0]]), top_k=2).z.tolist()
+        [[0, 1], [1, 2], [0, 2]]
+
     References:
         Kool, Maddison, Mnih (2021), section 2.2 and appendix D.2.
         Tokuyama, Nakano (1995), Efficient algorithms for the Hitchcock transportation problem.
@@ -94,6 +100,7 @@ def assign(
     check_matrix("scores", scores)
     check_one_of("method", method, METHODS)
     *batch, n, k = scores.shape
+    each = 1 if top_k is None else check_top_k(top_k, k, method)
     check_mask(mask, [*batch, n])
     check_same_device("mask", mask, "scores", scores)
     if prices is not None:
@@ -104,8 +111,8 @@ def assign(
     # None is left to the solver: where it works in NumPy anyway, that makes the tensor in a third of the time.
     given = None if capacity is None else check_capacity(capacity, batch, n, k, mask, scores.device)
     if method == "auto":
-        method = "primal-dual" if scores.device.type == "cpu" else "cycle-cancelling"
-    if method == "primal-dual" and scores.device.type != "cpu":
+        method = "primal-dual" if scores.device.type == "cpu" or top_k is not None else "cycle-cancelling"
+    elif method == "primal-dual" and scores.device.type != "cpu":
         raise ValueError(
             f'method "primal-dual" needs scores on the CPU, got {scores.device}: use "cycle-cancelling" or scores.cpu()'
         )
@@ -117,9 +124,12 @@ def assign(
         mask,
         prices.detach() if prices is not None and (differentiated or prices.requires_grad) else prices,
         method,
+        each,
     )
     if differentiated:
         value = _with_gradient(value, scores, z, mask)
+    if top_k is None:
+        z = z.squeeze(-1)
     return Assignment(
         z=z, counts=counts, capacity=full_capacity, mask=used_mask, value=value, prices=final_prices, gap=gap
     )
@@ -130,19 +140,18 @@ def _with_gradient(value: Tensor, scores: Tensor, z: Tensor, mask: Tensor | None
 
     That is the derivative of the value itself: where scores change a little, the same assignment remains the best.
     """
-    expert = z if mask is None else z.clamp(max=scores.shape[-1] - 1)
-    assigned = scores.gather(-1, expert.unsqueeze(-1))
+    assigned = scores.gather(-1, z if mask is None else z.clamp(max=scores.shape[-1] - 1))
     if mask is not None:
         assigned = assigned.masked_fill(~mask.unsqueeze(-1), 0.0)
     return value + (assigned - assigned.detach()).sum((-2, -1), dtype=torch.float64)
 
 
 def _assign_fake(
-    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, method: str
+    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, method: str, each: int
 ) -> Solved:
     *batch, n, k = scores.shape
     return (
-        scores.new_empty([*batch, n], dtype=torch.int64),
+        scores.new_empty([*batch, n, each], dtype=torch.int64),
         scores.new_empty([*batch, k], dtype=torch.int64),
         scores.new_empty([*batch, k], dtype=torch.int64),
         scores.new_empty([*batch, n], dtype=torch.bool),
@@ -154,29 +163,43 @@ def _assign_fake(
 
 @operator("assign", fake=_assign_fake)
 def _assign_op(
-    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, method: str
+    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, method: str, each: int
 ) -> Solved:
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
-    solve = _compiled_solver() if method == "primal-dual" else functools.partial(_solve_in_torch, method=method)
-    return solve_in_range(solve, scores, capacity, mask, prices)
+    if method != "primal-dual":
+        return solve_in_range(functools.partial(_solve_in_torch, method=method), scores, capacity, mask, prices)
+    solve, device = functools.partial(_compiled_solver(), top_k=each), scores.device
+    if device.type == "cpu":
+        return solve_in_range(solve, scores, capacity, mask, prices)
+    capacity, mask, prices = (x if x is None else x.cpu() for x in (capacity, mask, prices))
+    z, counts, capacity, mask, value, prices, gap = solve_in_range(solve, scores.cpu(), capacity, mask, prices)
+    return (
+        z.to(device),
+        counts.to(device),
+        capacity.to(device),
+        mask.to(device),
+        value.to(device),
+        prices.to(device),
+        gap.to(device),
+    )
 
 
 def _assign_vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Solved, tuple[int, ...]]:
     """Hands the dimension that `torch.vmap` maps over to the operator, as the first of the batch."""
-    *tensors, method = arguments
+    *tensors, method, each = arguments
     batched = [
         x if x is None else x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-        for x, dim in zip(tensors, in_dims[:-1], strict=True)
+        for x, dim in zip(tensors, in_dims[:-2], strict=True)
     ]
-    return _OPERATOR(*batched, method), (0,) * 7
+    return _OPERATOR(*batched, method, each), (0,) * 7
 
 
 torch.library.register_vmap("equipoise::assign", _assign_vmap)
 
 
 @functools.cache
-def _compiled_solver() -> Solver:
+def _compiled_solver() -> Callable[..., Solved]:
     # Imported here because importing Numba takes as long as half a training step of a small model, and because whoever
     # uses another method needs none of it. Once, because even to find it imported already takes 7 us.
     from equipoise.assignment._primal_dual import primal_dual
@@ -206,7 +229,7 @@ def _solve_in_torch(
     z, final_prices = solver(flat, flat_capacity, flat_mask, flat_prices)
     counts, value, gap = certificate(flat, z, final_prices, flat_capacity, flat_mask)
     return (
-        z.reshape(*batch, n),
+        z.reshape(*batch, n, 1),
         counts.reshape(*batch, k),
         capacity.clone(),
         scores.new_ones([*batch, n], dtype=torch.bool) if mask is None else mask.clone(),

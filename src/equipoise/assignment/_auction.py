@@ -102,7 +102,7 @@ def _check_scores(scores: Tensor, open_scores: Tensor, capacity: Tensor, rows: T
     legal = most.isfinite() & ~(scores == torch.inf).any(-1) & ~scores.isnan().any(-1)
     if not bool((legal | ~rows).all()):
         problem, row = (int(i) for i in (rows & ~legal).nonzero()[0])
-        raise illegal_scores(scores[problem].double().cpu().numpy(), capacity[problem].cpu().numpy(), row, problem)
+        raise illegal_scores(scores[problem].double().cpu().numpy(), capacity[problem].cpu().numpy(), 1, row, problem)
 
 
 def _epsilon(scores: Float[Tensor, "b n k"], rows: Bool[Tensor, "b n"]) -> Float[Tensor, "b"]:

@@ -129,7 +129,7 @@ def _no_room(scores: Tensor, z: Tensor, capacity: Tensor, problem: int) -> Value
         scores.cpu().numpy(),
         (z < k).cpu().numpy(),
         capacity.cpu().numpy(),
-        z.int().cpu().numpy(),
+        z.int().cpu().numpy()[:, None],
         int(overfull[0]),
         problem,
     )

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default solver on the CPU: exact, and about as fast as an argmax.
+"""The default solver on the CPU: settle, solve what is left, prove.
 
-The order of work for one problem, each part a compiled kernel (`_kernels`):
+The order of work for one large problem, each part a compiled kernel (`_kernels`):
 
-1. prices from samples of the rows, coarse to fine (`coarse_prices`), or from a warm start; where few rows say too
-   little, from all of them (`all_prices`);
-2. one pass over the matrix that settles most rows and lists what the others could still choose (`collect`);
-3. Newton steps on the smoothed dual over those choices (`refine`), then exact shortest chains of moves (`exact_flow`).
-   Where none leads from an overfull expert to one with room, rows get a choice that does (`open_doors`);
-4. the proof, in float64: rows that step 2 settled have no better offer unless prices moved far since, and the others
-   are priced entry by entry (`price_rows`). A row with a better offer among what step 2 left out gets it back
-   (`reinstate`), and the exact part of step 3 runs again. When there is no such row, no row could do better at these
-   prices: primal and dual values agree.
+1. Prices (`_smoothing.py`). Equal ones if a sample of the rows accepts them, those of a warm start if it accepts those,
+   else Newton steps on the sample; then on four times as many rows, and so on.
+2. Settle (`_contested.py`). One pass over the matrix. A row whose K-th best offer leads the next by more than prices
+   can still move is settled. The rest are contested, with the few candidates that are near.
+3. Solve. Newton steps on the contested rows (`_smoothing.py`), then exact shortest chains of moves (`_flow.py`).
+4. Prove (`_books.py`). No settled row has a better offer if its lead covers the difference of the final prices; the
+   least lead for each pair of experts was noted in the pass. Contested rows are read once more. If a row has a better
+   offer, step 2 is repeated at the prices found, with a larger radius.
 
-Small problems skip to the exact part with every expert a candidate of every row. `docs/assignment.md` has the
-derivation. Legend: b problems, n rows, k experts.
+Where rows come in clusters or scores have a low rank, a sample tells too little. Then Newton's method runs over all
+rows with all their experts, from much smoothing to little, before step 2.
+
+Small problems go to step 3 at once, with every expert a candidate of every row. `docs/assignment.md` has the
+derivation. Legend: b problems, n rows, k experts, K experts a row, m contested rows.
 """
 
 import math
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,45 +29,75 @@ from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
 from equipoise.assignment._infeasible import check_start, illegal_scores, no_room
-from equipoise.assignment._kernels import (
-    _amend,
-    _choices,
-    _collect,
-    _descent,
-    _flow,
-    _pricing,
-    _samples,
-    _smoothing,
-    _solve,
-)
+from equipoise.assignment._kernels import _books, _contested, _flow, _small, _smoothing
 
 Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 Ints = NDArray[np.int32]
+Flags = NDArray[np.bool_]
 
 # Below this many entries, or rows for each expert, the passes that save work on a large problem cost more than it has.
-DIRECT_ENTRIES = 8192
-DIRECT_ROWS_PER_EXPERT = 4
+SMALL_ENTRIES, SMALL_ROWS = 8192, 4
+# Rows that one thread reads at a time; results do not depend on it.
 BLOCK_ROWS = 8192
-# Experts that share no rows with others within the radius, or only within these parts of it, are found in this order.
-GROUP_REACHES = np.array([1, 1 / 8, 1 / 64])
-# Where prices were hard to find, the last lists of candidates reach so many of the last mu.
-CHAIN_REACH = 64.0
+# Rows of the first sample, for each expert and at least; each next sample has four times as many.
+SAMPLE_ROWS, LEAST_SAMPLE, FINER = 16, 1024, 4
+# How far a price may still move, in standard deviations of what the rows that were asked leave unknown of it.
+RADIUS = 2.0
+# Rows that tell how far offers differ.
+SPREAD_ROWS = 64
+# Smoothing, as a part of the radius of the candidates: what is further away has next to no share.
+FIRST_MU = 1 / 6
+# Passes over the matrix after which every expert becomes a candidate of every row.
+MOST_PASSES = 6
+
+
+class Contested(NamedTuple):
+    """Rows with a choice: row a takes `need[a]` of the candidates `first[a]:first[a + 1]` of `cols` and `vals`.
+
+    Attributes:
+        rows: [m] where each row stands in the matrix.
+        need: [m] how many of its candidates it takes.
+        first: [m + 1] where its candidates begin.
+        cols: the candidates.
+        vals: their scores.
+    """
+
+    rows: Ints
+    need: Ints
+    first: Counts
+    cols: Ints
+    vals: Matrix
+
+
+class Settled(NamedTuple):
+    """What is known of all other rows.
+
+    Attributes:
+        counts: [k] how many rows each expert has for certain.
+        leads: [k, k] the least `s_ij - s_it` over settled rows that hold j and not t.
+    """
+
+    counts: Counts
+    leads: Matrix
 
 
 def primal_dual(
-    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None
+    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, top_k: int = 1
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Solves a batch of assignment problems exactly.
 
     Args:
         scores: float32 or float64 [..., n, k] on the CPU.
-        capacity: int64 [..., k]; or None for ceil(rows that are not masked / k).
+        capacity: int64 [..., k]; or None for ceil(K * rows that are not masked / k).
         mask: bool [..., n] or None.
         prices: floating [..., k] to start from, or None.
+        top_k: K.
 
     Returns:
-        z and counts, int64, with z = k for masked rows; capacity and mask, of its own; value, prices and gap, float64.
+        z and counts, int64, with z [..., n, K] = k for masked rows; capacity and mask, of its own; value,
+        prices and gap, float64.
 
     Raises:
         ValueError: capacities or prices that do not fit; a score is NaN or +inf, or the -inf leave no assignment.
@@ -81,27 +112,26 @@ def primal_dual(
     if capacity is not None:
         c[:] = capacity.numpy().reshape(b, k)
     else:
-        c[:] = -(-n // k) if mask is None else -(-rows.sum(1, keepdims=True) // k)
-    p = np.zeros((b, k)) if prices is None else _own_copy(prices).reshape(b, k)
-    if not _solve.can_start(c, rows, mask is not None, p):
-        check_start(c.reshape(*batch, k), np.asarray(rows.reshape(*batch, n).sum(-1)), p)
-    z = np.empty((b, n), np.int32)
+        c[:] = -(-top_k * (n if mask is None else rows.sum(1, keepdims=True)) // max(k, 1))
+    p = np.zeros((b, k)) if prices is None else prices.double().numpy().reshape(b, k).copy()
+    if not _books.can_start(c, rows, mask is not None, p, top_k):
+        check_start(c.reshape(*batch, k), np.asarray(top_k * rows.reshape(*batch, n).sum(-1)), p, top_k)
+    z = np.empty((b, n, top_k), np.int32)
     value, gap = np.zeros(b), np.zeros(b)
-    if k == 2 or n * k <= DIRECT_ENTRIES or n <= DIRECT_ROWS_PER_EXPERT * k:
-        _solve_directly(s, rows, c, p, z, value, gap)
+    if (k == 2 and top_k == 1) or n * k <= SMALL_ENTRIES or n <= SMALL_ROWS * k:
+        _solve_small(s, rows, c, p, z, value, gap)
     else:
         parallel = b < torch.get_num_threads()
 
         def solve(start: int, stop: int) -> None:
             for i in range(start, stop):
-                problem = _Problem(s[i], rows[i], c[i], p[i], z[i], i, parallel)
-                value[i], gap[i] = problem.solve(warm=prices is not None)
+                value[i], gap[i] = _Problem(s[i], rows[i], c[i], p[i], z[i], i, parallel).solve(prices is not None)
 
         _ = solve(0, b) if parallel or b == 1 else run_blocks(solve, cut(b, 1))
-    z_out, counts = np.empty((b, n), np.int64), np.zeros((b, k), np.int64)
-    _pricing.close_books(z, c, p, z_out, counts, gap)
+    z_out, counts = np.empty((b, n, top_k), np.int64), np.zeros((b, k), np.int64)
+    _books.close_books(z, c, p, z_out, counts, gap)
     return (
-        torch.from_numpy(z_out.reshape(*batch, n)),
+        torch.from_numpy(z_out.reshape(*batch, n, top_k)),
         torch.from_numpy(counts.reshape(*batch, k)),
         torch.from_numpy(c.reshape(*batch, k)),
         torch.from_numpy(rows.reshape(*batch, n)),
@@ -111,288 +141,285 @@ def primal_dual(
     )
 
 
-def _own_copy(prices: Tensor) -> Floats:
-    # Most are float64 already; to have torch find that out takes as long as the copy.
-    return (prices if prices.dtype is torch.float64 else prices.double()).numpy().copy()
-
-
-def _solve_directly(
-    s: Matrix, rows: NDArray[np.bool_], c: NDArray[np.int64], p: Floats, z: Ints, value: Floats, gap: Floats
-) -> None:
+def _solve_small(s: Matrix, rows: Flags, c: Counts, p: Floats, z: Ints, value: Floats, gap: Floats) -> None:
     b, n, k = s.shape
     status = np.empty(b, np.int32)
 
     def solve(start: int, stop: int) -> None:
-        _solve.solve_direct(s, rows, c, start, stop, p, z, value, gap, status)
+        _small.solve_small(s, rows, c, start, stop, p, z, value, gap, status)
 
     run_blocks(solve, cut(b, max(1, BLOCK_ROWS * 4 // (n * k + 1))))
     for i in np.flatnonzero(status >= 0)[:1]:
         if status[i] < n:
-            raise illegal_scores(s[i], c[i], int(status[i]), int(i))
+            raise illegal_scores(s[i], c[i], z.shape[2], int(status[i]), int(i))
         raise no_room(s[i], rows[i], c[i], z[i], int(status[i]) - n, int(i))
 
 
-class _Start(NamedTuple):
-    """Where the exact part begins: rows with a choice, rows without, how far candidates are, what counts as tied."""
-
-    choices: _choices.Choices
-    settled: Floats
-    radius: float
-    slop: float
-
-
-@dataclass
 class _Problem:
     """One large problem on its way to a solution; prices and z are changed in place.
 
-    `listing` is what the last pass that collected choices found out about the rows.
+    `log` tells what was done, for tests and for the curious.
     """
 
-    scores: Matrix
-    mask: NDArray[np.bool_]
-    capacity: NDArray[np.int64]
-    prices: Floats
-    z: Ints
-    index: int
-    parallel: bool
-    listing: _collect.Listing = field(init=False)
-
-    @property
-    def slack(self) -> bool:
-        """Whether slots will be left."""
-        return bool(self.capacity.sum() > self.mask.sum())
+    def __init__(
+        self, scores: Matrix, mask: Flags, capacity: Counts, prices: Floats, z: Ints, index: int, parallel: bool
+    ) -> None:
+        self.scores, self.mask, self.capacity, self.prices, self.z = scores, mask, capacity, prices, z
+        self.index, self.parallel = index, parallel
+        self.rows, self.top_k = int(mask.sum()), z.shape[1]
+        self.closed = capacity == 0
+        # Nobody takes more than all rows, whatever the capacity: what is beyond would drown the rest in rounding.
+        self.slots = np.minimum(capacity, self.rows)
+        self.target = self.slots.astype(np.float64)
+        self.free = float(self.target.sum() - self.top_k * self.rows)
+        self.log: list[str] = []
 
     def solve(self, warm: bool) -> tuple[float, float]:
-        """Returns the value and the sum of the rows' regrets."""
+        """Returns the value and the sum of what rows miss."""
         try:
-            return self._solve_from_lists(warm)
+            return self._solve(warm)
         except OverflowError:  # in float64 there is room for what float32 allows; beyond it, lists are done without
+            self.prices[:] = 0.0
             if self.scores.dtype == np.float32:
                 self.scores = self.scores.astype(np.float64)
-                return self._solve_cold()
-            self.prices[:] = 0.0
-            _solve.close_experts(self.capacity, self.prices)
-            return self._solve_with_all_choices()[:2]
+                return self.solve(warm=False)
+            return self._finish(*self._solve_listed(*self._collect(None)))[:2]
 
-    def _solve_from_lists(self, warm: bool) -> tuple[float, float]:
-        """Raises OverflowError if an offer is beyond what the scores' precision can express."""
-        if len(self.z) <= BLOCK_ROWS:
-            solved, value, regret, mu, kept = _solve.solve_usual(
-                self.scores, self.mask, self.capacity, warm, self.prices, self.z
-            )
-            if solved:
-                return value, regret
-            start = None
-        else:
-            start, mu, kept = self._start_from_samples(warm)
-        if start is None and kept and mu == 0:  # else the start was forgotten before these prices were found
-            return self._solve_cold()
-        if start is None:
-            slack = self.slack
-            radius, tied = self._all_prices(mu, slack)
-            if tied:
-                self._refuse_illegal_rows()
-                value, regret, wrong = self._solve_with_all_choices(slop=radius)
-                if len(wrong) == 0:
-                    return value, regret
-            start = self._start_from_all_rows(slack, radius)
-        value, regret, wrong = self._finish_widening(start)
-        if warm and len(wrong) > 0:  # a start so far off that rounding swallowed the scores
-            return self._solve_cold()
-        return value, regret
-
-    def _solve_cold(self) -> tuple[float, float]:
-        """Once more without a warm start that led nowhere."""
-        self.prices[:] = 0.0
-        return self.solve(warm=False)
-
-    def _start_from_samples(self, warm: bool) -> tuple[_Start | None, float, bool]:
-        """The usual case, in blocks of rows.
-
-        Returns:
-            None where samples are not enough; the mu they led to, if they did; and whether a warm start's prices are in
-            use.
-        """
-        n, k = self.scores.shape
-        target = self.capacity.astype(np.float64)
-        slack, radius = _solve.prepare(self.scores, self.mask, self.capacity, target, warm, self.prices)
-        kept = warm and radius < 0
-        if radius < 0:
-            radius, mu = _solve.coarse_prices(self.scores, self.mask, target, slack, warm, self.prices, self.z)
-            if mu > 0:
-                return None, mu, kept
-        choices, settled, excess, _ = self._refine(radius, _solve.FIRST_MU * radius, target, slack, _solve.goal_of(k))
-        start = _Start(choices, settled, radius, 0.0) if _solve.near_balance(excess, n, k) else None
-        return start, 0.0, kept
-
-    def _start_from_all_rows(self, slack: bool, radius: float) -> _Start:
-        """Lists of candidates within a radius of prices that are good already."""
-        target, goal, before = self.capacity.astype(np.float64), _solve.goal_of(len(self.prices)), self.prices.copy()
-        choices, settled, excess, mu = self._refine(radius, radius / _descent.LIST_REACH, target, slack, goal)
-        for reach in radius * GROUP_REACHES:
-            if 0 <= excess <= goal:
+    def _solve(self, warm: bool) -> tuple[float, float]:
+        k = len(self.prices)
+        radius, status = self._start(self.prices.copy() if warm else None)
+        over_all = False
+        for _ in range(MOST_PASSES):
+            if status == _smoothing.FAILED and not over_all:
+                radius, over_all = self._descend_over_all(), True
+            contested, settled = self._collect(radius)
+            if status == _smoothing.REACHED and not over_all:
+                status, _ = self._descend(contested, settled, 1, FIRST_MU * radius.mean(), k / 2)
+                if status == _smoothing.FAILED:
+                    continue
+            before = self.prices.copy()
+            stuck, held, inside = self._flow(contested, settled)
+            if stuck >= 0 and not over_all:
+                status = _smoothing.FAILED
+                continue
+            if stuck < 0 and _books.settled_for_sure(settled.leads, self.prices):
+                value, gap, proved = self._finish(contested, held)
+                if proved:
+                    return value, gap
+                radius = 2 * radius
+            elif stuck < 0:  # settled rows have better offers at these prices
+                _books.list_better(settled.leads, before, self.prices, radius)
+            else:  # rows that are shut in with an overfull expert need a way out
+                _books.open_doors(settled.leads, before, inside, radius)
+            self.prices[:] = before
+            if not 0 < radius.max() < np.inf:
                 break
-            # What is left may be between experts that share no rows at a small mu.
-            if excess < 0:
-                self._return_to(before)
-            choices, settled = self._collect(reach)
-            mu = reach / _descent.REACH
-            if _solve.shift_listed_groups(self.scores, self.mask, choices, settled, target, slack, mu, self.prices):
-                radius, before = reach, self.prices.copy()
-                choices, settled, excess, mu = self._refine(reach, mu, target, slack, goal)
-        if excess < 0:
-            self._return_to(before)
-        else:  # every chain of moves may be long here, and needs rows to choose from at each of its links
-            radius = min(radius, CHAIN_REACH * mu)
-        choices, settled = self._collect(radius)
-        largest = float(np.max(self.prices, where=np.isfinite(self.prices), initial=0.0))
-        return _Start(choices, settled, radius, 1e-12 * (radius + largest))
+        return self._finish(*self._solve_listed(*self._collect(None)))[:2]
 
-    def _all_prices(self, mu: float, slack: bool) -> tuple[float, bool]:
-        """Prices from all rows, from those of a sample (where it led to mu) or from none.
+    def _start(self, given: Floats | None) -> tuple[Floats, int]:
+        """Finds prices from samples.
 
         Returns:
-            The radius for candidates, and whether rows are tied between more experts than a list has room for.
+            How far each price may still move; and how the last descent ended.
         """
         n, k = self.scores.shape
-        target = self.capacity.astype(np.float64)
+        stride = max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE))
+        self.prices[:] = np.where(self.closed, np.inf, 0.0)
+        accepted = self._accepts(self.prices, stride)
+        if not accepted and given is not None:
+            start = np.where(self.closed, np.inf, given)
+            start -= start.min()
+            accepted = self._accepts(start, stride)
+            if accepted:
+                self.prices[:] = start
+        mu = self._spread() / 2
+        if not mu < np.inf:
+            raise OverflowError
         if mu == 0:
-            self.prices[:] = 0.0
-            _solve.close_experts(self.capacity, self.prices)
-            mu, spread = _solve.first_prices(self.scores, self.mask, target, slack, self.prices)
-            if not spread > 0:
-                return 0.0, True
-        else:  # of scores, not of offers: these differ by next to nothing where all rows are alike
-            equal = np.where(np.isinf(self.prices), np.inf, 0.0)
-            spread = _smoothing.mean_spread(self.scores, self.mask, max(1, n // 64), equal)
-        stride, least = _samples.coarse_stride(n, k), _solve.LEAST_MU * spread
-        return _descent.all_prices(self.scores, self.mask, stride, target, slack, self.prices, mu, least)
+            return np.zeros(k), _smoothing.TIED
+        if not accepted:
+            self._open(stride, mu)
+        mu /= 4
+        radius, status = np.full(k, 3 * mu), _smoothing.REACHED
+        while True:
+            contested, settled = self._collect(radius, stride)
+            goal = math.inf if accepted else 0.25 * math.sqrt(k * self.top_k * self.rows / stride)
+            status, radius = self._descend(contested, settled, stride, mu, goal)
+            if stride < 4 * FINER or status != _smoothing.REACHED or accepted:
+                return radius, status
+            stride //= FINER
+            mu = FIRST_MU * radius.mean()
 
-    def _finish_widening(self, start: _Start) -> tuple[float, float, Ints]:
-        """The exact part; with candidates from further away where they turn out too few, in the end with all."""
-        choices, settled, radius, slop = start
-        prices = self.prices.copy()
-        for _ in range(2):
-            result = self._finish(choices, settled, radius, slop)
-            if result is not None:
-                return *result, np.empty(0, np.int32)
-            radius *= 8
-            if self._crowded(radius):
-                break
-            self.prices[:] = prices
-            choices, settled = self._collect(radius)
-        self._return_to(prices)
-        return self._solve_with_all_choices()
-
-    def _crowded(self, radius: float) -> bool:
-        return _descent.crowd(self.scores, self.mask, self.prices, radius) > _descent.MANY_CANDIDATES
-
-    def _return_to(self, prices: Floats) -> None:
-        """Takes earlier prices back if they are nearer to balance: a search among too few candidates leads astray."""
-        target, slack = self.capacity.astype(np.float64), self.slack
-        now = _samples.held_out(self.scores, self.mask, 1, target, slack, self.prices)
-        if _samples.held_out(self.scores, self.mask, 1, target, slack, prices) < now:
-            self.prices[:] = prices
-
-    def _refuse_illegal_rows(self) -> None:
-        row = _solve.illegal_row(self.scores, self.mask, self.capacity)
-        if row >= 0:
-            raise illegal_scores(self.scores, self.capacity, row, self.index)
-
-    def _refine(
-        self, radius: float, mu: float, target: Floats, slack: bool, goal: float
-    ) -> tuple[_choices.Choices, Floats, float, float]:
-        """Collects choices and refines prices, again if they move out of the radius; the rest is `_solve.refine`'s."""
-        choices, settled = self._collect(radius)
-        excess, last = 0.0, mu
-        for _ in range(_solve.MOST_DRIFTS if radius > 0 else 0):
-            choices, excess, last = _solve.refine(
-                choices, settled, target, slack, 1, radius, mu, goal, self.prices, self.z
-            )
-            if excess != _solve.DRIFTED:
-                break
-            choices, settled = self._collect(radius)
-        return choices, settled, excess, last
-
-    def _collect(self, radius: float) -> tuple[_choices.Choices, Floats]:
+    def _descend_over_all(self) -> Floats:
+        """Finds prices from all rows with all their experts, from much smoothing to little: slow, and hardly fails."""
         n, k = self.scores.shape
-        choices = _choices.room_for_choices(self.scores, n)
-        self.listing = _collect.new_listing(self.scores, self.prices, radius)
+        self.prices[:] = np.where(self.closed, np.inf, 0.0)
+        mu = self._spread() / 2
+        self._open(max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE)), mu)
+        contested, settled = self._collect(None)
+        return self._descend(contested, settled, 1, mu / 4, k / 2)[1]
 
-        def collect(start: int, stop: int) -> tuple[int, int, Floats]:
-            settled = np.zeros(k)
-            m, illegal = _collect.collect(
-                self.scores, self.mask, self.listing, start, stop, 1, choices, start, settled, self.z
+    def _spread(self) -> float:
+        """How far offers differ that a row might take: the best and the one of the upper quartile, in the median row.
+
+        Not the mean: many routers bar an expert with a huge negative score.
+        """
+        n, k = self.scores.shape
+        stride, rank = max(1, n // SPREAD_ROWS), min(k, self.top_k + 1 + (k - self.top_k) // 4)
+        out = np.empty(-(-n // stride))
+        prices = self.prices.astype(self.scores.dtype)
+        count = _contested.spreads(self.scores, self.mask, prices, stride, rank, out)
+        return float(np.median(out[:count])) if count else 0.0
+
+    def _accepts(self, prices: Floats, stride: int) -> bool:
+        """Whether every `stride`-th row would choose experts as often as they have room, but for chance."""
+        k = len(prices)
+        counts = np.empty(k)
+        asked = _contested.survey(self.scores, self.mask, prices.astype(self.scores.dtype), stride, self.top_k, counts)
+        taken, target = asked * self.top_k, self.target * (asked / max(self.rows, 1))
+        wrong = _smoothing.misplaced(counts, target, prices, 0.0 if self.free > 0 else -1.0)
+        self.log.append(f"survey of {asked} rows: {wrong:.0f} misplaced")
+        # By chance alone 0.4 sqrt(taken k) are, with a standard deviation of 0.3 sqrt(taken).
+        return wrong <= 0.4 * math.sqrt(taken * k) + 0.9 * math.sqrt(taken)
+
+    def _open(self, stride: int, mu: float) -> None:
+        target, free = self.target / stride, self.free / stride
+        _smoothing.open_with_sinkhorn(self.scores, self.mask, stride, self.top_k, target, free, self.prices, mu, 3)
+
+    def _descend(
+        self, contested: Contested, settled: Settled, stride: int, mu: float, goal: float
+    ) -> tuple[int, Floats]:
+        """Newton steps on contested rows. Returns how it ended, and how far prices may still move."""
+        deviation, most = np.empty(len(self.prices)), 0 if goal == math.inf else _smoothing.MOST_STEPS
+        status, mu = _smoothing.descend(
+            contested.need.copy(),
+            contested.first.copy(),
+            contested.cols.copy(),
+            contested.vals.copy(),
+            settled.counts.astype(np.float64),
+            self.target / stride,
+            self.free / stride,
+            self.prices,
+            mu,
+            1e-6 * mu,
+            goal,
+            most,
+            deviation,
+        )
+        if most == 0:
+            status = _smoothing.REACHED
+        self.prices -= self.prices.min()
+        self.log.append(f"newton, stride {stride}, {len(contested.rows)} rows: {status}, mu {mu:.3g}")
+        return status, RADIUS * deviation
+
+    def _collect(self, radius: Floats | None, stride: int = 1) -> tuple[Contested, Settled]:
+        """Tells settled rows from contested ones; without a radius every expert is a candidate of every row."""
+        n, k = self.scores.shape
+        kind = self.scores.dtype
+        if radius is None:
+            return self._list_all()
+        with np.errstate(over="ignore"):
+            low, high = (self.prices - radius).astype(kind), (self.prices + radius).astype(kind)
+
+        def collect(start: int, stop: int) -> tuple[Contested, Settled, int]:
+            size = -(-(stop - start) // stride)
+            rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
+            cols, vals = np.empty(size * k, np.int32), np.empty(size * k, kind)
+            counts, leads = np.zeros(k, np.int64), np.full((k, k), np.inf, kind)
+            m, illegal = _contested.collect(
+                self.scores,
+                self.mask,
+                low,
+                high,
+                start,
+                stop,
+                stride,
+                self.z,
+                counts,
+                rows,
+                need,
+                first,
+                cols,
+                vals,
+                leads,
             )
-            return m, illegal, settled
+            entries = first[m]
+            lists = Contested(rows[:m], need[:m], first[: m + 1], cols[:entries], vals[:entries])
+            return lists, Settled(counts, leads), illegal
 
-        blocks = self._blocks()
-        found = run_blocks(collect, blocks) if self.parallel else [collect(*block) for block in blocks]
-        for _, illegal, _ in found:
+        blocks = cut(n, BLOCK_ROWS * stride)
+        parts = run_blocks(collect, blocks) if self.parallel else [collect(*block) for block in blocks]
+        for _, _, illegal in parts:
             if illegal >= 0:
                 self._refuse_illegal_rows()
                 raise OverflowError  # the row is legal, but scores less prices are not finite
-        sizes = np.array([m for m, _, _ in found])
-        _choices.close_ranks(choices, np.array([start for start, _ in blocks]), sizes)
-        return _choices.first(choices, sizes.sum()), np.sum([settled for _, _, settled in found], axis=0)
+        return _join([part[0] for part in parts]), _add([part[1] for part in parts])
 
-    def _finish(
-        self, choices: _choices.Choices, settled: Floats, radius: float, slop: float
-    ) -> tuple[float, float] | None:
-        """Exact flow on the choices until no row has a better offer elsewhere.
+    def _list_all(self) -> tuple[Contested, Settled]:
+        n, k = self.scores.shape
+        self.prices[self.closed] = np.inf
+        rows, need, first = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n + 1, np.int64)
+        cols, vals = np.empty(n * k, np.int32), np.empty(n * k, self.scores.dtype)
+        self.z[:] = -1
+        m, illegal = _contested.all_candidates(
+            self.scores, self.mask, self.capacity, self.top_k, rows, need, first, cols, vals
+        )
+        if illegal >= 0:
+            raise illegal_scores(self.scores, self.capacity, self.top_k, illegal, self.index)
+        nothing = Settled(np.zeros(k, np.int64), np.full((k, k), np.inf, self.scores.dtype))
+        return Contested(rows[:m], need[:m], first[: m + 1], cols[: first[m]], vals[: first[m]]), nothing
 
-        Returns:
-            Value and regret; or None if too many rows want what is not among their choices.
-        """
-        distance, seated = np.empty(len(self.prices)), 0
-        for _ in range(_solve.MOST_ROUNDS):
-            stuck = _flow.exact_flow(choices, settled, self.capacity, self.prices, self.z, slop, seated, distance)
-            if stuck >= 0:
-                choices, opened = _amend.open_doors(
-                    self.scores, self.capacity, self.prices, distance, choices, settled, self.z
-                )
-                if opened == 0:
-                    raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
-                seated = len(choices.rows)
-                _collect.enlist(self.listing, choices.rows)
-                continue
-            value, regret, wrong = self._price()
-            if len(wrong) == 0:
-                return value, regret
-            if len(wrong) > len(self.z) // 32:
-                return None
-            choices, seated = _amend.reinstate(
-                self.scores, self.mask, self.prices, 2 * radius, wrong, choices, settled, self.z
-            )
-            _collect.enlist(self.listing, wrong)
-        return None
+    def _refuse_illegal_rows(self) -> None:
+        row = _contested.illegal_row(self.scores, self.mask, self.capacity, self.top_k)
+        if row >= 0:
+            raise illegal_scores(self.scores, self.capacity, self.top_k, row, self.index)
 
-    def _price(self) -> tuple[float, float, Ints]:
-        """Value, sum of regrets, and the rows that have a better offer, which are none if that sum is rounding."""
-        _pricing.final_prices(self.z, self.capacity, self.prices)
-        wrong = np.empty(len(self.z), np.int32)
+    def _flow(self, contested: Contested, settled: Settled) -> tuple[int, Flags, Flags]:
+        held, inside = np.empty(len(contested.cols), np.bool_), np.empty(len(self.prices), np.bool_)
+        need, first, cols, vals = contested.need, contested.first, contested.cols, contested.vals
+        room = self.slots - settled.counts
+        stuck, chains = _flow.exact_flow(need, first, cols, vals, room, self.prices, held, inside)
+        self.log.append(f"flow, {len(contested.rows)} rows: {chains} chains")
+        return stuck, held, inside
 
-        def price(start: int, stop: int) -> tuple[float, float, float, int]:
-            return _pricing.price_rows(self.scores, self.z, self.prices, self.listing, start, stop, wrong)
-
-        blocks = self._blocks()
-        parts = run_blocks(price, blocks) if self.parallel else [price(*block) for block in blocks]
-        value, regret = sum(part[0] for part in parts), sum(part[1] for part in parts)
-        largest = max(part[2] for part in parts)
-        if regret <= _solve.ENOUGH * max(abs(value), largest):
-            _pricing.finite_prices(self.scores, self.z, self.prices)
-            return value, regret, wrong[:0]
-        found = [wrong[start : start + part[3]] for (start, _), part in zip(blocks, parts, strict=True)]
-        return value, regret, np.concatenate(found)
-
-    def _solve_with_all_choices(self, slop: float = 0.0) -> tuple[float, float, Ints]:
-        choices = _choices.all_choices(self.scores, self.mask)
-        self.listing = _collect.all_listed(self.scores)
-        k = len(self.prices)
-        stuck = _flow.exact_flow(choices, np.zeros(k), self.capacity, self.prices, self.z, slop, 0, np.empty(k))
+    def _solve_listed(self, contested: Contested, settled: Settled) -> tuple[Contested, Flags]:
+        """Chains alone, with all candidates: the last resort."""
+        stuck, held, _ = self._flow(contested, settled)
         if stuck >= 0:
+            self._take(contested, held)
             raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
-        return self._price()
+        return contested, held
 
-    def _blocks(self) -> list[tuple[int, int]]:
-        return cut(len(self.z), BLOCK_ROWS)
+    def _take(self, contested: Contested, held: Flags) -> None:
+        _books.take_held(contested.rows, contested.need, contested.first, contested.cols, held, self.z)
+
+    def _finish(self, contested: Contested, held: Flags) -> tuple[float, float, bool]:
+        """Returns the value, what rows miss, and whether that is rounding."""
+        counts = np.empty(len(self.prices), np.int64)
+        self._take(contested, held)
+        _books.count_rows(self.z, counts)
+        _books.rest_prices(self.prices, counts, self.capacity)
+        value, largest = _books.total_value(self.scores, self.z, self.prices)
+        _books.close_prices(self.scores, self.z, self.capacity, self.prices)
+        missed = _books.missed(self.scores, contested.rows, self.z, self.prices)
+        return value, missed, missed <= _small.ENOUGH * max(abs(value), largest)
+
+
+def _join(parts: list[Contested]) -> Contested:
+    if len(parts) == 1:
+        return parts[0]
+    begins = np.cumsum([0] + [part.first[-1] for part in parts])
+    first = [part.first[1:] + begin for part, begin in zip(parts, begins[:-1], strict=True)]
+    return Contested(
+        np.concatenate([part.rows for part in parts]),
+        np.concatenate([part.need for part in parts]),
+        np.concatenate([np.zeros(1, np.int64), *first]),
+        np.concatenate([part.cols for part in parts]),
+        np.concatenate([part.vals for part in parts]),
+    )
+
+
+def _add(parts: list[Settled]) -> Settled:
+    if len(parts) == 1:
+        return parts[0]
+    return Settled(np.sum([part.counts for part in parts], axis=0), np.minimum.reduce([part.leads for part in parts]))

@@ -61,7 +61,7 @@ def audit(
 
     Prints a table; writes `audit.json` (every figure, component by component), `audit.svg` and `audit.png` (bias
     against standard deviation), `audit-cost.svg` and `audit-cost.png` (variance against time). Takes about a minute,
-    and half a minute more where the solver is not yet compiled.
+    and some seconds more where the solver is not yet compiled.
 
     A strategy of your own: `equipoise audit --strategy mypackage.mymodule:my_strategy --strategy sample`. Where rows
     compete, a baseline that sees the rest of the batch is biased: `equipoise audit --baseline leave-one-out`.

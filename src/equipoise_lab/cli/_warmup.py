@@ -5,7 +5,7 @@
 def warmup() -> None:
     """Compile all kernels now, so that no later process on a CPU of this kind waits for it.
 
-    For images and continuous integration. Takes a few minutes of one core, and a few seconds when it was done before.
+    For images and continuous integration. Takes about a minute of one core, and a few seconds when it was done before.
     Kernels are kept beside the package, or in the folder that `NUMBA_CACHE_DIR` names.
     """
     import time

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_vector
-from equipoise.assignment._kernels._choices import Scores
+from equipoise.assignment._kernels._contested import Scores
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]

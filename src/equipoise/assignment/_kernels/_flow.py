@@ -1,253 +1,281 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiled code knows no difference between a NumPy scalar and a Python number.
 # pyright: reportArgumentType=false, reportReturnType=false
-"""Successive shortest paths on the graph of k experts: from any prices to an optimal assignment.
+"""Solve: shortest chains of moves on a graph of k experts, until none holds more than it has room for.
 
-Rows sit at the expert that offers them most, `max_j s_ij - price_j`. Such an assignment is optimal for the loads it
-happens to have. While an expert is overfull, the cheapest chain of moves from it to an expert with room is applied:
-row i_1 from j_0 to j_1, row i_2 from j_1 to j_2, and so on. The cost of a move from j to j' is
+Every contested row takes its best offers at the current prices. That is optimal for the counts it happens to lead to,
+and what is left is to move rows from experts that hold too many to experts with room. The edge j -> j' costs the least
+loss over rows that hold j and not j',
 
-    cost[j, j'] = min over rows i in j of s_ij - s_ij'          (the paper's d_jj', App. D.2),
+    move_cost[j, j'] = min s_ij - s_ij',
 
-its reduced cost `cost[j, j'] - price_j + price_j'` is never negative (that is what "offers most" says), so Dijkstra
-applies, and raising the price of every settled expert by `dist(target) - dist(expert)` keeps it so, with equality on
-the path. Nothing infeasible remains at the end, and nothing that a row would like better: primal and dual feasible.
+the paper's d_jj' (App. D.2). Reduced by the prices it is never negative, so Dijkstra's algorithm finds the cheapest
+chain of moves. Raising the price of every expert on the way by what it is nearer to the source than the end of the
+chain keeps it so (successive shortest paths).
 
-Where rows and vacancies sit, and what it costs to move them, is in `_seats.py`.
+A chain may use a row more than once, and that is no problem. The experts that a chain leaves differ from each other,
+and so do those that it enters. A row that moves from j to j' and from t to t' holds j and t, but neither j' nor t', so
+the four differ, and the row can make both moves at once for the sum of their costs.
 
-Which rows attain the minimum is looked up only along the chain that is taken. Tied rows move together: a chain carries
-as many units as its ends and its thinnest link allow. With identical rows that is the difference between k chains and
-n.
+Free slots move like rows that score 0 for every expert. They are counted, not listed.
 
-Ties between equally short chains go to the lowest-numbered expert; of rows that are tied, the one that comes first in
-its expert's list moves.
-
-Legend: m rows with a choice, k experts, w candidates of a row.
+Legend: k experts, m contested rows; row a of the list has the candidates `first[a]:first[a + 1]` of `cols` and `vals`
+and takes `need[a]` of them: those entries that are held.
 """
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise._core._jit import jit, jit_inline, jit_vector
-from equipoise._core._vector import larger, smaller
-from equipoise.assignment._kernels._choices import Choices
-from equipoise.assignment._kernels._seats import (
-    Flow,
-    expert_at,
-    keep_seats,
-    mend_prices,
-    move_row,
-    new_flow,
-    refresh,
-    seat_rows,
-    settle_vacancies,
-)
-
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float64]
-
-
-class Search(NamedTuple):
-    """Scratch space of a shortest-path search: [k] each. Distances of settled experts are infinite in `pending`."""
-
-    distance: Floats
-    pending: Floats
-    parent: NDArray[np.int64]
+from equipoise._core._jit import jit
+from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores
 
 
 @jit
-def new_search(k: int) -> Search:
-    """Scratch space for k experts."""
-    return Search(np.empty(k), np.empty(k), np.empty(k, np.int64))
+def seat_rows(need: Ints, first: Counts, cols: Ints, vals: Scores, prices: Floats, held: Flags, load: Counts) -> None:
+    """Lets every row hold its best offers; among equal ones, those that it held before, then the first."""
+    for a in range(need.shape[0]):
+        begin, end = first[a], first[a + 1]
+        for e in range(begin, end):
+            held[e] = False
+        for _ in range(need[a]):
+            best, position = -np.inf, -1
+            for e in range(begin, end):
+                offer = np.float64(vals[e]) - prices[cols[e]]
+                if not held[e] and offer > best:
+                    best, position = offer, e
+            held[position] = True
+            load[cols[position]] += 1
 
 
-@jit_vector
-def _least(x: Floats) -> float:
-    least = x[0]
-    for t in range(x.shape[0]):
-        least = smaller(least, x[t])
-    return least
+@jit
+def link_seats(need: Ints, first: Counts, cols: Ints, held: Flags, owner: Ints, head: Counts, after: Counts) -> None:
+    """Chains the entries that each expert holds: `head[j]`, then `after[entry]`, until -1; and notes whose they are."""
+    head[:] = -1
+    for a in range(need.shape[0] - 1, -1, -1):
+        for e in range(first[a + 1] - 1, first[a] - 1, -1):
+            owner[e] = a
+            if held[e]:
+                after[e] = head[cols[e]]
+                head[cols[e]] = e
 
 
-@jit_vector
-def _relax(
-    cost: Floats,
-    prices: Floats,
-    base: float,
-    ceiling: float,
-    least: float,
-    u: int,
-    distance: Floats,
-    pending: Floats,
-    parent: NDArray[np.int64],
+@jit
+def note_moves(a: int, first: Counts, cols: Ints, vals: Scores, held: Flags, cost: Floats) -> None:
+    """Lowers the costs of moves that row a can make."""
+    for e in range(first[a], first[a + 1]):
+        if held[e]:
+            own, line = np.float64(vals[e]), cost[cols[e]]
+            for f in range(first[a], first[a + 1]):
+                loss = own - vals[f]
+                t = np.uint32(cols[f])
+                if not held[f] and loss < line[t]:
+                    line[t] = loss
+
+
+@jit
+def leave_cost(
+    j: int,
+    first: Counts,
+    cols: Ints,
+    vals: Scores,
+    held: Flags,
+    owner: Ints,
+    head: Counts,
+    after: Counts,
+    slots: Counts,
+    line: Floats,
 ) -> None:
-    """Shortens the ways that are shorter through u; there are none to settled experts, which are at most `least` away.
-
-    Rounding may leave a reduced cost of -1e-17, hence the larger of the two: a distance below that of a settled expert
-    would undo it.
-    """
-    for t in range(prices.shape[0]):
-        through = larger(base + smaller(cost[u, t], ceiling) + prices[t], least)
-        shorter = through < distance[t]
-        distance[t] = through if shorter else distance[t]
-        pending[t] = through if shorter else pending[t]
-        parent[t] = u if shorter else parent[t]
+    """Writes the least loss at which expert j can hand a row, or a free slot, to each other expert."""
+    line[:] = 0.0 if slots[j] > 0 else np.inf
+    e = head[j]
+    while e >= 0:
+        own, a = np.float64(vals[e]), owner[e]
+        for f in range(first[a], first[a + 1]):
+            loss = own - vals[f]
+            t = np.uint32(cols[f])
+            if not held[f] and loss < line[t]:
+                line[t] = loss
+        e = after[e]
 
 
 @jit
-def shortest_path(
-    flow: Flow, search: Search, choices: Choices, capacity: NDArray[np.int64], prices: Floats, source: int
+def count_movers(
+    j: int,
+    t: int,
+    loss: float,
+    most: int,
+    first: Counts,
+    cols: Ints,
+    vals: Scores,
+    held: Flags,
+    owner: Ints,
+    head: Counts,
+    after: Counts,
+    slots: Counts,
 ) -> int:
-    """Dijkstra from an overfull expert to the nearest one with room; -1 if none can be reached."""
-    distance, pending, parent = search.distance, search.pending, search.parent
-    cost, load, vacancies, stale = flow.cost, flow.load, flow.vacancies, flow.stale
-    distance[:] = np.inf
-    pending[:] = np.inf
-    distance[source] = pending[source] = 0.0
-    while True:
-        least = _least(pending)
-        if not least < np.inf:
-            return -1
-        u = 0
-        while pending[u] != least:
-            u += 1
-        if load[u] < capacity[u]:
-            return u
-        pending[u] = np.inf
-        if stale[u]:
-            refresh(flow, choices, u)
-        ceiling = 0.0 if vacancies[u] > 0 else np.inf
-        _relax(cost, prices, least - prices[u], ceiling, least, u, distance, pending, parent)
-
-
-@jit_inline
-def _uses_vacancy(flow: Flow, u: int, v: int) -> bool:
-    return flow.vacancies[u] > 0 and flow.cost[u, v] >= 0.0
+    """Counts the rows and free slots, up to `most`, that can go from j to t for exactly this loss."""
+    count, e = 0, head[j]
+    while e >= 0 and count < most:
+        a = owner[e]
+        for f in range(first[a], first[a + 1]):
+            if cols[f] == t and not held[f] and np.float64(vals[e]) - vals[f] == loss:
+                count += 1
+        e = after[e]
+    return min(most, count + slots[j]) if loss == 0.0 else count
 
 
 @jit
-def push_along(
-    flow: Flow, search: Search, choices: Choices, capacity: NDArray[np.int64], source: int, target: int
-) -> int:
-    """Moves as many units from source to target as the excess, the room and the thinnest link allow; returns them."""
-    units = min(flow.load[source] - capacity[source], capacity[target] - flow.load[target])
-    v = target
-    while v != source:
-        u = search.parent[v]
-        units = min(units, flow.vacancies[u] if _uses_vacancy(flow, u, v) else _count_ties(flow, choices, u, v, units))
-        v = u
-    # From the far end backwards, so that a row that has just arrived at an expert is not the one that leaves it.
-    v = target
-    while v != source:
-        u = search.parent[v]
-        if _uses_vacancy(flow, u, v):
-            flow.vacancies[u] -= units
-            flow.vacancies[v] += units
+def move(
+    j: int,
+    t: int,
+    loss: float,
+    amount: int,
+    first: Counts,
+    cols: Ints,
+    vals: Scores,
+    held: Flags,
+    owner: Ints,
+    head: Counts,
+    after: Counts,
+    slots: Counts,
+    cost: Floats,
+) -> None:
+    """Moves so many of them; rows before free slots."""
+    e, before = head[j], -1
+    while e >= 0 and amount > 0:
+        a, following, to = owner[e], after[e], -1
+        for f in range(first[a], first[a + 1]):
+            if cols[f] == t and not held[f] and np.float64(vals[e]) - vals[f] == loss:
+                to = f
+        if to < 0:
+            before = e
         else:
-            _move_tied_rows(flow, choices, u, v, units)
-        v = u
-    flow.load[source] -= units
-    flow.load[target] += units
-    return units
+            amount -= 1
+            if before < 0:
+                head[j] = following
+            else:
+                after[before] = following
+            held[e], held[to] = False, True
+            after[to] = head[t]
+            head[t] = to
+            note_moves(a, first, cols, vals, held, cost)
+        e = following
+    if amount > 0:
+        slots[j] -= amount
+        slots[t] += amount
+        for u in range(slots.shape[0]):
+            cost[t, u] = min(cost[t, u], 0.0)
 
 
 @jit
-def _next_tied(flow: Flow, choices: Choices, a: int, u: int, v: int) -> int:
-    """The first row from row a on, in the list of expert u, that moves to v at the least cost; -1 if there is none."""
-    at, after, least = flow.at, flow.after, flow.cost[u, v]
-    cols, vals, width, dense = choices.cols, choices.vals, choices.width, choices.dense
-    while a >= 0:
-        own = np.float64(vals[a, at[a]])
-        if dense:
-            if own - np.float64(vals[a, v]) == least:
-                return a
-        else:
-            for w in range(width[a]):
-                if cols[a, w] == v and own - np.float64(vals[a, w]) == least:
-                    return a
-        a = after[a]
-    return -1
-
-
-@jit
-def _count_ties(flow: Flow, choices: Choices, u: int, v: int, most: int) -> int:
-    """How many rows would move from u to v at the least cost, as far as that matters."""
-    count, a = 0, _next_tied(flow, choices, flow.head[u], u, v)
-    while a >= 0 and count < most:
-        count += 1
-        a = _next_tied(flow, choices, flow.after[a], u, v) if count < most else a
-    return count
-
-
-@jit
-def _move_tied_rows(flow: Flow, choices: Choices, u: int, v: int, units: int) -> None:
-    a = _next_tied(flow, choices, flow.head[u], u, v) if units > 0 else -1
-    for unit in range(units):
-        after = flow.after[a]
-        move_row(flow, choices, a, v)
-        if unit + 1 < units:
-            a = _next_tied(flow, choices, after, u, v)
-
-
-@jit
-def balance(
-    flow: Flow, search: Search, choices: Choices, capacity: NDArray[np.int64], prices: Floats
-) -> tuple[int, int]:
-    """Pushes along shortest paths until no expert is overfull.
-
-    Returns:
-        The number of paths, and the overfull expert from which no room can be reached (-1: all is well). The search
-        then tells how far from it other experts are.
-    """
+def nearest_room(excess: Counts, prices: Floats, cost: Floats, distance: Floats, parent: Counts, done: Flags) -> int:
+    """Dijkstra's algorithm from all experts that hold too many; returns the nearest one with room, or -1."""
     k = prices.shape[0]
-    paths = 0
-    for source in range(k):
-        while flow.load[source] > capacity[source]:
-            target = shortest_path(flow, search, choices, capacity, prices, source)
-            if target < 0:
-                return paths, source
-            reach = search.distance[target]
-            for j in range(k):
-                prices[j] += max(0.0, reach - search.distance[j])
-            if push_along(flow, search, choices, capacity, source, target) == 0:
-                return paths, source  # a cost that no row has: inf - inf, from scores that nobody has checked yet
-            paths += 1
-    return paths, -1
+    for j in range(k):
+        distance[j] = 0.0 if excess[j] > 0 else np.inf
+        parent[j], done[j] = -1, False
+    while True:
+        j, least = -1, np.inf
+        for t in range(k):
+            if not done[t] and distance[t] < least:
+                j, least = t, distance[t]
+        if j < 0 or excess[j] < 0:
+            return j
+        done[j] = True
+        line, own = cost[j], prices[j]
+        for t in range(k):
+            through = least + max(0.0, line[t] - own + prices[t])
+            if through < distance[t]:
+                distance[t], parent[t] = through, j
+
+
+@jit
+def place_slots(free: int, prices: Floats, load: Counts, room: Counts, slots: Counts) -> None:
+    """Puts free slots where the price is least, as they fit; what is left over, with the first such expert."""
+    lowest, cheapest = np.inf, -1
+    for j in range(prices.shape[0]):
+        slots[j] = 0
+        if prices[j] < lowest and room[j] >= 0:
+            lowest, cheapest = prices[j], j
+    for j in range(prices.shape[0]):
+        if prices[j] == lowest:
+            slots[j] = max(0, min(free, room[j] - load[j]))
+            free -= slots[j]
+    if free > 0:
+        slots[cheapest] += free
 
 
 @jit
 def exact_flow(
-    choices: Choices,
-    settled: Floats,
-    capacity: NDArray[np.int64],
+    need: Ints,
+    first: Counts,
+    cols: Ints,
+    vals: Scores,
+    room: Counts,
     prices: Floats,
-    z: Ints,
-    slop: float,
-    seated: int,
-    distance: Floats,
-) -> int:
-    """Every row to its best offer, then chains of moves until no expert is overfull.
+    held: Flags,
+    inside: Flags,
+) -> tuple[int, int]:
+    """Finds the optimal places of contested rows, starting from prices that are about right, and the prices.
 
-    Offers within `slop` of the best count as tied with it, if prices can be mended so that they are. The first rows may
-    be `seated`: by an earlier call, which left prices that suit them. They stay where z says until a chain moves them.
+    Args:
+        need: [m], see above.
+        first: [m + 1].
+        cols: [entries].
+        vals: [entries].
+        room: [k] the slots that settled rows leave.
+        prices: [k], changed in place.
+        held: [entries], which candidates each row takes in the end, written here.
+        inside: [k], which experts chains reach from those that hold too many, where it ends without a way out.
 
     Returns:
-        -1 if all is well; else an expert that stays overfull because its rows can go nowhere else. `distance` then says
-        what a chain of moves from it to each other expert costs at least, +inf where none leads to.
+        An expert that holds too many, with no chain to one with room among the candidates: -1 if it is solved. And the
+        number of chains.
     """
-    m, k = choices.rows.shape[0], prices.shape[0]
-    flow = new_flow(m, k, settled)
-    keep_seats(flow, choices, z, seated)
-    seat_rows(flow, choices, capacity, prices, 0.0 if seated > 0 else slop, seated)
-    if slop > 0 and seated == 0 and not mend_prices(flow, choices, prices):
-        flow = new_flow(m, k, settled)
-        seat_rows(flow, choices, capacity, prices, 0.0, 0)
-    settle_vacancies(flow, capacity, prices, capacity.sum() - flow.load.sum())
-    search = new_search(k)
-    _, stuck = balance(flow, search, choices, capacity, prices)
-    distance[:] = search.distance
-    for a in range(m):
-        z[choices.rows[a]] = expert_at(choices, a, flow.at[a]) if flow.at[a] >= 0 else -1
-    return stuck
+    k, entries = prices.shape[0], first[need.shape[0]]
+    load, slots, excess = np.zeros(k, np.int64), np.zeros(k, np.int64), np.empty(k, np.int64)
+    owner, head, after = np.empty(entries, np.int32), np.empty(k, np.int64), np.empty(entries, np.int64)
+    distance, parent = np.empty(k), np.empty(k, np.int64)
+    seat_rows(need, first, cols, vals, prices, held, load)
+    link_seats(need, first, cols, held, owner, head, after)
+    place_slots(room.sum() - load.sum(), prices, load, room, slots)
+    # Where rows have left, costs are lower bounds, which serve the search as well: what a chain relies on is looked at
+    # before it is taken, and computed anew if no row can move for it any more.
+    cost = np.full((k, k), np.inf)
+    for a in range(need.shape[0]):
+        note_moves(a, first, cols, vals, held, cost)
+    over = 0
+    for j in range(k):
+        if slots[j] > 0:
+            cost[j] = np.minimum(cost[j], 0.0)
+        excess[j] = load[j] + slots[j] - room[j]
+        over += max(0, excess[j])
+    chains = 0
+    while over > 0:
+        chains += 1
+        end = nearest_room(excess, prices, cost, distance, parent, inside)
+        if end < 0:
+            return np.argmax(excess), chains
+        reach = distance[end]
+        for j in range(k):
+            if distance[j] < reach:
+                prices[j] += reach - distance[j]
+        # As many at once as every link of the chain allows: where rows are identical, one at a time is quadratic.
+        amount, t = -excess[end], end
+        while parent[t] >= 0 and amount > 0:
+            j = parent[t]
+            amount = count_movers(j, t, cost[j, t], amount, first, cols, vals, held, owner, head, after, slots)
+            if amount == 0:
+                leave_cost(j, first, cols, vals, held, owner, head, after, slots, cost[j])
+            t = j
+        if amount == 0:
+            continue
+        amount = min(amount, excess[t])
+        excess[t] -= amount
+        excess[end] += amount
+        over -= amount
+        t = end
+        while parent[t] >= 0:  # from the end back, so that no link finds rows that have just arrived
+            j = parent[t]
+            move(j, t, cost[j, t], amount, first, cols, vals, held, owner, head, after, slots, cost)
+            t = j
+    return -1, chains

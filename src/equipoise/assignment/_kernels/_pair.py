@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._choices import Scores
+from equipoise.assignment._kernels._contested import Scores
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]

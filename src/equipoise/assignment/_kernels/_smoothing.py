@@ -1,38 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiled code knows no difference between a NumPy scalar and a Python number.
 # pyright: reportArgumentType=false, reportReturnType=false
-"""Prices by smoothing: Newton steps on the dual, with the maximum replaced by a soft one.
+"""Prices: Newton steps on the smoothed dual.
 
 The dual of the assignment problem has one variable for each expert,
 
-    D(price) = sum_i max_j (s_ij - price_j) + sum_j capacity_j price_j,     price >= 0 if there is slack.
+    D(price) = sum_i (sum of the K largest s_ij - price_j) + sum_j capacity_j price_j.
 
-It is convex but has kinks. With `mu logsumexp(. / mu)` for the maximum it is smooth: its gradient is capacity - demand,
-where demand_j = sum_i P_ij and P_i = softmax((s_i - price) / mu), and its Hessian is (1/mu) sum_i diag(P_i) - P_i P_i'.
-As mu falls, the minimiser tends to optimal prices. Where mu is too large for two experts that few rows tell apart, the
-soft maximum shares those rows between them, which is harmless; a step from hard counts would throw them to and fro.
+It is convex and has kinks. Smoothed over a width mu, a row takes shares x_ij of the experts that sum to K, and the
+gradient of D is capacity - demand with demand_j = sum_i x_ij. For K = 1 the shares are a softmax of the offers; for
+K > 1 they are sigmoids of the offers above a threshold that makes them sum to K. In both cases the Hessian is a
+Laplacian over mu: rows that are nearly tied between j and j' weigh in the pair (j, j').
 
-Prices found here are only a start: they decide how long the exact part takes, never what it finds. So the exponential
-may be replaced by (1 + x/16)^16, which is a few multiplications, and sums may be rounded.
+Prices found here are a start. They decide how long the exact part takes, never what it finds. So the exponential may be
+replaced by (1 + x/16)^16, which is a few multiplications.
 
-Legend: n rows, k experts, w candidates of a row. An expert whose price is +inf is closed.
+Free slots are one row of weight `free` that scores 0 for every expert. It makes every problem tight.
+
+Legend: n rows, k experts, m contested rows, w candidates of a row. An expert whose price is +inf is closed.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_vector
-from equipoise._core._vector import larger
-from equipoise.assignment._kernels._choices import Choices, Scores
-from equipoise.assignment._kernels._pricing import exact_best_offer
+from equipoise._core._vector import larger, smaller
+from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, best_offer
 
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float64]
-
-# In one step an expert that shares no rows with others moves by at most this many mu, and any at most by that many.
-ALONE, FURTHEST = 1.5, 64.0
-# How often experts that stop at a price of 0 are told from others; about three times are enough.
-MOST_TURNS = 16
+# A share is 0 where an offer trails by more than this many mu.
+REACH = 15.0
+# In units of mu: how far a step may move two experts apart that share rows; and a step that is so long that the next
+# one has to be at the same mu.
+STEP, LONG = 4.0, 2.0
+# What ties every price to where it is, as a part of the expert's rows: it decides only where rows are few.
+ANCHOR = 1e-3
+ALONE = 1.5
+# Newton steps in all, and at one mu.
+# How a descent ends: counts are within the goal; rows are tied, so that less smoothing changes nothing; or neither.
+REACHED, TIED, FAILED = 0, 1, 2
+# So many times in a row less smoothing changes nothing.
+MOST_TIED = 3
+# Pairs of candidates that are looked at for the curvature of long lists.
+MOST_PAIRS = 1 << 20
+MOST_STEPS, MOST_STAYS = 100, 24
 
 
 @jit_vector
@@ -47,356 +56,175 @@ def soft_exp(x: float) -> float:
 
 
 @jit
-def mean_spread(scores: Scores, mask: NDArray[np.bool_], stride: int, prices: Floats) -> float:
-    """Mean difference between a row's best offer and its average one."""
-    k = prices.shape[0]
-    total, count = 0.0, 0
-    for i in range(0, scores.shape[0], stride):
-        best = exact_best_offer(scores[i], prices) if mask[i] else -np.inf
-        if best > -np.inf:
-            behind, finite = 0.0, 0
-            for j in range(k):
-                offer = scores[i, j] - prices[j]
-                if offer > -np.inf:
-                    behind += (best - offer) / k  # divided at once: the sum might exceed the largest number
-                    finite += 1
-            if finite > 1:
-                total += (behind * (k / finite) - total) / (count + 1)
-                count += 1
-    return total
-
-
-@jit
-def rest_prices(prices: Floats, slack: bool) -> None:
-    """Keeps prices >= 0: with slack by clipping, without by shifting the least to 0, which changes no row's choice."""
-    least = 0.0 if slack else prices.min()
-    for j in range(prices.shape[0]):
-        prices[j] = max(0.0, prices[j] - least)
-
-
-@jit
-def soft_demand(choices: Choices, prices: Floats, mu: float, demand: Floats, curvature: Floats) -> float:
-    """Adds the rows' demand, and for each pair of experts sum_i P_ij P_ij', above the diagonal or below it.
+def shares(offers: Floats, width: int, need: int, mu: float, x: Floats, weight: Floats) -> float:
+    """Shares that sum to `need`, and weights so that the Hessian of pair (j, t) is -weight_j weight_t / total / mu.
 
     Returns:
-        The rows' part of the smoothed dual.
+        The total: of the weights, or 1 for a softmax.
     """
-    cols, vals, widths = choices.cols, choices.vals, choices.width
-    m, dual, start = widths.shape[0], 0.0, 0
-    while start < m:
-        width, stop = widths[start], start + 1
-        while stop < m and widths[stop] == width:
-            stop += 1
-        if width == 2:  # most rows, where lists are short
-            dual += _demand_of_pairs(cols[start:stop], vals[start:stop], prices, mu, demand, curvature)
+    best, inverse = -np.inf, 1 / mu
+    for t in range(width):
+        best = larger(best, offers[t])
+    if need == 1:
+        total = 0.0
+        for t in range(width):
+            x[t] = soft_exp((offers[t] - best) * inverse)
+            total += x[t]
+        for t in range(width):
+            x[t] /= total
+            weight[t] = x[t]
+        return 1.0
+    if need >= width:
+        for t in range(width):
+            x[t], weight[t] = 1.0, 0.0
+        return 1.0
+    worst = best
+    for t in range(width):
+        worst = min(worst, offers[t])
+    # The threshold lies where shares cross one half; safeguarded Newton, to a hundredth of a row.
+    low, high = worst - REACH * mu, best + REACH * mu
+    for t in range(width):  # x serves to sort
+        u = t
+        while u > 0 and x[u - 1] < offers[t]:
+            x[u] = x[u - 1]
+            u -= 1
+        x[u] = offers[t]
+    threshold, total = 0.5 * (x[need - 1] + x[need]), 0.0
+    for _ in range(20):
+        taken, total = 0.0, 0.0
+        for t in range(width):
+            u = (offers[t] - threshold) * inverse
+            e = soft_exp(-abs(u))
+            near = 1.0 / (1.0 + e)
+            x[t] = near if u > 0 else 1.0 - near
+            weight[t] = near * (1.0 - near)
+            taken += x[t]
+            total += weight[t]
+        if abs(taken - need) < 0.01:
+            break
+        if taken > need:
+            low = threshold
         else:
-            dual += _demand_of_lists(cols[start:stop], vals[start:stop], width, prices, mu, demand, curvature)
-        start = stop
-    return dual
+            high = threshold
+        guess = threshold + mu * (taken - need) / max(total, 1e-3)
+        threshold = guess if low < guess < high else 0.5 * (low + high)
+    return max(total, 1e-9)
 
 
 @jit
-def _demand_of_pairs(cols: Ints, vals: Scores, prices: Floats, mu: float, demand: Floats, curvature: Floats) -> float:
-    dual, inverse = 0.0, 1 / mu
-    product = 1.0  # of sums between 1 and 2: one logarithm for many rows
-    for a in range(cols.shape[0]):
-        j, t = np.uint32(cols[a, 0]), np.uint32(cols[a, 1])
-        first, second = vals[a, 0] - prices[j], vals[a, 1] - prices[t]
-        lead = first - second
-        e = soft_exp(-abs(lead) * inverse)
-        total = 1.0 + e
-        more = 1.0 / total
-        less = e * more
-        # Which of the two is ahead nobody can foresee: a sign in place of a branch.
-        half = np.copysign(0.5 * (more - less), lead)
-        demand[j] += 0.5 + half
-        demand[t] += 0.5 - half
-        curvature[j, t] += less * more
-        dual += larger(first, second)
-        product *= total
-        if product > 1e200:
-            dual += mu * np.log(product)
-            product = 1.0
-    return dual + mu * np.log(product)
+def demand_of_lists(
+    need: Ints, first: Counts, cols: Ints, vals: Scores, prices: Floats, mu: float, demand: Floats, pairs: Floats
+) -> None:
+    """Adds the shares of contested rows to the demand, and their weights to the pairs of experts, on either side."""
+    k, inverse = prices.shape[0], 1 / mu
+    offers, x, weight = np.empty(k), np.empty(k), np.empty(k)
+    mean = first[need.shape[0]] / max(1, need.shape[0])
+    every = 1 + int(first[need.shape[0]] * mean / MOST_PAIRS)  # long lists: every so many rows tell the curvature
+    for a in range(need.shape[0]):
+        begin = first[a]
+        width = first[a + 1] - begin
+        if width == 2:  # most rows; either of the two shares tells the other
+            j, t = np.uint32(cols[begin]), np.uint32(cols[begin + 1])
+            lead = (vals[begin] - prices[j]) - (vals[begin + 1] - prices[t])
+            e = soft_exp(-abs(lead) * inverse)
+            more = 1.0 / (1.0 + e)
+            half = np.copysign(more - 0.5, lead)  # which of the two is ahead nobody can foresee: no branch
+            demand[j] += 0.5 + half
+            demand[t] += 0.5 - half
+            pairs[j, t] += more * (1.0 - more)
+            continue
+        best, worst = -np.inf, np.inf
+        for t in range(width):
+            offers[t] = vals[begin + t] - prices[np.uint32(cols[begin + t])]
+            best, worst = larger(best, offers[t]), smaller(worst, offers[t])
+        # One of its candidates, or all but one: a softmax, of the offers or of their negatives.
+        leaves_one = need[a] == width - 1
+        if need[a] == 1 or leaves_one:
+            total = 0.0
+            for t in range(width):
+                behind = offers[t] - best if need[a] == 1 else worst - offers[t]
+                offers[t] = soft_exp(behind * inverse)
+                total += offers[t]
+            scale = 1.0 / total
+            for t in range(width):
+                j, share = np.uint32(cols[begin + t]), offers[t] * scale
+                offers[t] = share
+                demand[j] += share if need[a] == 1 else 1.0 - share
+                if a % every == 0:
+                    share *= every
+                    for v in range(t):
+                        pairs[j, np.uint32(cols[begin + v])] += share * offers[v]
+        else:
+            scale = 1.0 / shares(offers, width, need[a], mu, x, weight)
+            for t in range(width):
+                j = np.uint32(cols[begin + t])
+                demand[j] += x[t]
+                if a % every == 0:
+                    for v in range(t):
+                        pairs[j, np.uint32(cols[begin + v])] += every * weight[t] * scale * weight[v]
 
 
 @jit
-def _demand_of_lists(
-    cols: Ints, vals: Scores, width: int, prices: Floats, mu: float, demand: Floats, curvature: Floats
-) -> float:
-    dual, inverse = 0.0, 1 / mu
-    product, p = 1.0, np.empty(width)  # product of sums between 1 and `width`
-    for a in range(cols.shape[0]):
-        best, total = -np.inf, 0.0
-        for w in range(width):
-            p[w] = vals[a, w] - prices[np.uint32(cols[a, w])]
-            best = larger(best, p[w])
-        for w in range(width):
-            p[w] = soft_exp((p[w] - best) * inverse)
-            total += p[w]
-        scale = 1.0 / total
-        for w in range(width):
-            j, share = np.uint32(cols[a, w]), p[w] * scale
-            p[w] = share
-            demand[j] += share
-            for v in range(w):
-                curvature[j, np.uint32(cols[a, v])] += share * p[v]
-        dual += best
-        product *= total
-        if product > 1e200:
-            dual += mu * np.log(product)
-            product = 1.0
-    return dual + mu * np.log(product)
+def demand_of_slots(free: float, prices: Floats, mu: float, demand: Floats, pairs: Floats) -> None:
+    """The same for free slots."""
+    k = prices.shape[0]
+    offers, x, weight = -prices, np.empty(k), np.empty(k)
+    shares(offers, k, 1, mu, x, weight)
+    for j in range(k):
+        demand[j] += free * x[j]
+        for t in range(j):
+            pairs[j, t] += free * x[j] * x[t]
 
 
 @jit
-def laplacian(curvature: Floats) -> None:
+def laplacian(pairs: Floats) -> None:
     """Turns the pair weights into mu times the Hessian: -(w + w') beside the diagonal, and their sum on it."""
-    k = curvature.shape[0]
+    k = pairs.shape[0]
     for j in range(k):
         for t in range(j):
-            weight = curvature[j, t] + curvature[t, j]
-            curvature[j, t] = curvature[t, j] = -weight
+            weight = pairs[j, t] + pairs[t, j]
+            pairs[j, t] = pairs[t, j] = -weight
     for j in range(k):
-        curvature[j, j] += curvature[j, j] - curvature[j].sum()
+        total = 0.0
+        for t in range(k):
+            if t != j:
+                total -= pairs[j, t]
+        pairs[j, j] = total
 
 
 @jit
-def newton_step(
-    prices: Floats, demand: Floats, target: Floats, hessian: Floats, mu: float, limit: float, slack: bool
-) -> float:
-    """One projected Newton step on the prices, with limited changes between experts that share rows.
-
-    A row's softmax sees differences between prices, and the quadratic model holds for differences of a few mu. So these
-    are limited, not the prices: where experts compete in a chain, changes add up along it, and its ends must move far.
-    A step that exceeds the limit is replaced by the one whose differences come nearest to the limited ones, weighted
-    like the Hessian: the same system of equations with another right side.
+def newton_step(prices: Floats, demand: Floats, target: Floats, hessian: Floats, mu: float, step: Floats) -> float:
+    """Writes a Newton step for the prices, limited between experts that share rows, and in all.
 
     Returns:
-        The largest change of a difference between experts that share enough rows, before limiting.
+        How far the step would have moved two such experts apart, in units of mu.
     """
     k = prices.shape[0]
-    right, free = np.zeros(k), np.zeros(k, np.bool_)
-    # Ties every price to where it is, which decides only for experts that share no rows with others.
-    anchor = 1e-6 * target + 1e-12
-    matrix = hessian.copy()
+    right, held_back = np.zeros(k), False
     for j in range(k):
         if prices[j] < np.inf:
-            right[j] = mu * (demand[j] - target[j])
-            matrix[j, j] += anchor[j]
-            free[j] = not slack or prices[j] > 0 or right[j] > 0
+            right[j] = demand[j] - target[j]
+            # An expert that shares too few rows to mend this by a step of a few mu is held back.
+            lacking = abs(right[j]) / ALONE - hessian[j, j]
+            held_back = held_back or lacking > 0.05 * target[j] + 1.0
+            hessian[j, j] += max(ANCHOR * target[j] + 1e-9, lacking)
         else:
-            fix(matrix, j)
-    system = system_of_free(matrix, free)
-    wanted = conjugate_gradients(system, right * free)
-    step = bounded_step(matrix, right, prices, free, wanted) if slack else wanted
-    longest = step.max() - step.min()
-    if longest > limit:
-        step, longest = limited(wanted, system, hessian, free, target, anchor, limit, ALONE * mu)
-        if slack:
-            _times(matrix, step, right)
-            for j in range(k):
-                right[j] = right[j] if free[j] else -np.inf
-            step = bounded_step(matrix, right, prices, free, step)
+            hessian[j, j] = 1.0
+    step[:] = conjugate_gradients(hessian, right)
+    longest = 0.0
     for j in range(k):
         if prices[j] < np.inf:
-            prices[j] += max(-FURTHEST * mu, min(FURTHEST * mu, step[j]))
-    rest_prices(prices, slack)
-    return longest
-
-
-@jit
-def bounded_step(matrix: Floats, right: Floats, prices: Floats, free: NDArray[np.bool_], step: Floats) -> Floats:
-    """The step d with the least d'Md / 2 - right'd that takes no price below 0 (Hintermueller, Ito, Kunisch, 2002).
-
-    An expert is free to move, or it stops at 0. Of those that are free, the ones that would fall below 0 stop there the
-    next time; of those that stop, the ones that would rather rise become free. M has no positive entry beside its
-    diagonal, so that one expert's rise makes others only rise: from the second time on fewer and fewer stop, and it
-    ends.
-
-    Args:
-        matrix: [k, k], M.
-        right: [k]; -inf for an expert that is to stay at 0.
-        prices: [k], +inf for a closed expert.
-        free: [k], a first guess.
-        step: [k], the solution for that guess.
-    """
-    k = right.shape[0]
-    free, wanted = free.copy(), np.empty(k)
-    for _ in range(MOST_TURNS):
-        _times(matrix, step, wanted)
-        changed = False
-        for j in range(k):
-            if prices[j] < np.inf:
-                rises = prices[j] + step[j] > 0 if free[j] else right[j] > wanted[j]
-                changed = changed or rises != free[j]
-                free[j] = rises
-        if not changed:
-            break
-        rest = right.copy()
-        for j in range(k):
-            if not free[j] and 0 < prices[j] < np.inf:
-                rest += matrix[:, j] * prices[j]
-        for j in range(k):
-            if not free[j]:
-                rest[j] = -prices[j] if prices[j] < np.inf else 0.0
-        step = conjugate_gradients(system_of_free(matrix, free), rest)
-        for j in range(k):
-            step[j] = step[j] if free[j] else rest[j]  # exactly, where the solution is known
-    return step
-
-
-@jit
-def system_of_free(matrix: Floats, free: NDArray[np.bool_]) -> Floats:
-    """The same equations for those that are free; for the others, that they are what the right side says."""
-    system = matrix.copy()
-    for j in range(free.shape[0]):
-        if not free[j]:
-            fix(system, j)
-    return system
-
-
-@jit
-def fix(matrix: Floats, j: int) -> None:
-    """Takes an unknown out of a system: its value is what the right side says."""
-    matrix[j, :] = 0.0
-    matrix[:, j] = 0.0
-    matrix[j, j] = 1.0
-
-
-@jit
-def limited(
-    step: Floats,
-    matrix: Floats,
-    hessian: Floats,
-    free: NDArray[np.bool_],
-    target: Floats,
-    anchor: Floats,
-    limit: float,
-    alone: float,
-) -> tuple[Floats, float]:
-    """A step with limited differences in place of the one given, and the largest of that one that is known."""
-    right = np.zeros(step.shape[0])
-    longest = over = 0.0
-    for attempt in range(4):
-        over, noted = limit_differences(hessian, free, target, anchor, step, limit, alone, right)
-        longest = noted if attempt == 0 else longest
-        if over <= 1.0 + attempt:
-            break
-        step = conjugate_gradients(matrix, right)
-    step *= min(1.0, 2.0 / max(over, 1.0))
-    shift_groups(hessian, free, step, alone)
-    return step, longest
-
-
-@jit
-def shift_groups(hessian: Floats, free: NDArray[np.bool_], step: Floats, alone: float) -> None:
-    """Limits how far experts that share no rows with the rest move as a group; nothing else would."""
-    k = step.shape[0]
-    pending, members = free.copy(), np.empty(k, np.int32)
-    for first in range(k):
-        if not pending[first]:
-            continue
-        pending[first], members[0], count, held = False, first, 1, False
-        seen = 0
-        while seen < count < k:  # all of them, in most cases after the first one's line
-            j = members[seen]
-            seen += 1
             for t in range(k):
-                if hessian[j, t] < 0.0 and t != j:
-                    held = held or not free[t]  # shares rows with an expert whose price stays
-                    if pending[t]:
-                        pending[t] = False
-                        members[count] = t
-                        count += 1
-        if not held:
-            mean = 0.0
-            for a in range(count):
-                mean += step[members[a]] / count
-            for a in range(count):
-                step[members[a]] += max(-alone, min(alone, mean)) - mean
-
-
-@jit
-def limit_differences(
-    hessian: Floats,
-    free: NDArray[np.bool_],
-    target: Floats,
-    anchor: Floats,
-    step: Floats,
-    limit: float,
-    alone: float,
-    right: Floats,
-) -> tuple[float, float]:
-    """Writes the right side whose solution has the differences of a step, each limited.
-
-    Returns:
-        The largest difference in units of the limit; and the largest one between experts that share enough rows for it
-        to be known, as it is.
-    """
-    over = noted = 0.0
-    for j in range(step.shape[0]):
-        if not free[j]:
-            continue
-        known = hessian[j, j] > 0.25 * np.sqrt(target[j])
-        least = 1e-2 * hessian[j, j] if known else np.inf
-        total, furthest, known_furthest = _limited_differences(hessian[j], step, step[j], limit, least)
-        right[j] = anchor[j] * max(-alone, min(alone, step[j])) + total
-        over, noted = max(over, furthest / limit), max(noted, known_furthest)
-    return over, noted
-
-
-@jit_vector
-def _limited_differences(
-    line: Floats, step: Floats, own: float, limit: float, least: float
-) -> tuple[float, float, float]:
-    """The weighted sum of one expert's limited differences to others, the largest, the largest of weight > least."""
-    total = over = noted = 0.0
-    for t in range(step.shape[0]):  # the expert itself is among them, with a difference of 0
-        weight, difference = -line[t], own - step[t]
-        total += weight * larger(-limit, -larger(-limit, -difference))
-        over = larger(over, abs(difference) if weight > 0.0 else 0.0)
-        noted = larger(noted, abs(difference) if weight > least else 0.0)
-    return total, over, noted
-
-
-@jit
-def furthest_apart(hessian: Floats, change: Floats) -> float:
-    """The largest difference between the changes of two experts that share rows."""
-    furthest = 0.0
-    for j in range(change.shape[0]):
-        if abs(change[j]) < np.inf:  # not for a closed expert, whose price is inf and change NaN
-            furthest = max(furthest, _limited_differences(hessian[j], change, change[j], np.inf, 0.0)[1])
-    return furthest
-
-
-@jit
-def imbalance(demand: Floats, target: Floats, prices: Floats, slack: bool) -> float:
-    """Rows by which demand misses what the prices call for: the target, or at most that where the price is 0."""
-    over = under = 0.0
-    for j in range(prices.shape[0]):
-        over += max(0.0, demand[j] - target[j])
-        if prices[j] > 0 and prices[j] < np.inf:
-            under += max(0.0, target[j] - demand[j])
-    return max(over, under) if slack else over
-
-
-@jit
-def linear_part(prices: Floats, weight: Floats) -> float:
-    """sum_j weight_j price_j over the experts that are open."""
-    total = 0.0
-    for j in range(prices.shape[0]):
-        if prices[j] < np.inf:
-            total += weight[j] * prices[j]
-    return total
-
-
-@jit
-def step_back(prices: Floats, before: Floats) -> None:
-    """Undoes three quarters of a step."""
-    for j in range(prices.shape[0]):
-        if prices[j] < np.inf:
-            prices[j] = 0.75 * before[j] + 0.25 * prices[j]
+                apart = step[t] - step[j] if prices[t] < np.inf else 0.0
+                if apart > longest:
+                    # Rows that hardly weigh in this pair weigh e times as much for every mu that the two come closer.
+                    weak = max(-hessian[j, t], 1e-7 * hessian[j, j] + 1e-300)
+                    apart *= STEP / (STEP + max(0.0, np.log(0.01 * hessian[j, j] / weak)))
+                    longest = max(longest, apart)
+    scale = mu * min(1.0, STEP / max(longest, 1e-300))
+    for j in range(k):
+        step[j] = scale * step[j] if prices[j] < np.inf else 0.0
+    return max(longest, 2 * LONG) if held_back else longest
 
 
 @jit_vector
@@ -418,19 +246,16 @@ def _dot(x: Floats, y: Floats) -> float:
 
 @jit
 def conjugate_gradients(matrix: Floats, right: Floats) -> Floats:
-    """Solves a symmetric positive definite system, preconditioned by its diagonal.
+    """Solves a symmetric positive definite system, preconditioned by its diagonal, to 1e-4.
 
-    To 1e-4: where experts compete in a chain, what is left of a coarser solution is the part that moves its ends.
+    Not coarser: where experts compete in a chain, what is left of a coarse solution is the part that moves its ends.
     """
     k = right.shape[0]
-    x = np.zeros(k)
-    residual = right.copy()
-    inverse = np.empty(k)
+    x, residual, direction = np.zeros(k), right.copy(), np.empty(k)
+    inverse, z, image = np.empty(k), np.empty(k), np.empty(k)
     for j in range(k):
         inverse[j] = 1.0 / matrix[j, j]
-    z = inverse * residual
-    direction = z.copy()
-    image = np.empty(k)
+        z[j] = direction[j] = inverse[j] * residual[j]
     rho = _dot(residual, z)
     enough = 1e-8 * rho
     for _ in range(2 * k):
@@ -438,9 +263,232 @@ def conjugate_gradients(matrix: Floats, right: Floats) -> Floats:
             break
         _times(matrix, direction, image)
         alpha = rho / _dot(direction, image)
-        x += alpha * direction
-        residual -= alpha * image
-        z = inverse * residual
+        for j in range(k):
+            x[j] += alpha * direction[j]
+            residual[j] -= alpha * image[j]
+            z[j] = inverse[j] * residual[j]
         rho, previous = _dot(residual, z), rho
-        direction = z + (rho / previous) * direction
+        for j in range(k):
+            direction[j] = z[j] + (rho / previous) * direction[j]
     return x
+
+
+@jit
+def narrow(
+    need: Ints, first: Counts, cols: Ints, vals: Scores, prices: Floats, reach: float, fixed: Floats, counts: Floats
+) -> int:
+    """Drops candidates that are out of reach, in place, and rows that are left without a choice; counts demand.
+
+    Args:
+        need: [m], see above.
+        first: [m + 1].
+        cols: [entries].
+        vals: [entries].
+        prices: [k].
+        reach: how far an offer may be from the one that decides.
+        fixed: [k] what rows without a choice take; those that are dropped are added.
+        counts: [k] what all rows take at these prices, written here.
+
+    Returns:
+        How many rows are left.
+    """
+    k, m, entry = prices.shape[0], 0, 0
+    top, open_demand = np.empty(k + 1), np.zeros(k)
+    begin = first[0]
+    for a in range(need.shape[0]):
+        end, wanted = first[a + 1], need[a]
+        best = top[: wanted + 1]
+        best[:] = -np.inf
+        for e in range(begin, end):
+            offer = vals[e] - prices[cols[e]]
+            if offer > best[wanted]:
+                t = wanted
+                while t > 0 and best[t - 1] < offer:
+                    best[t] = best[t - 1]
+                    t -= 1
+                best[t] = offer
+        low, high = best[wanted - 1] - reach, best[wanted] + reach
+        start, left = entry, wanted
+        contested = best[wanted - 1] - best[wanted] <= reach
+        room = wanted
+        for e in range(begin, end):
+            j, offer = cols[e], vals[e] - prices[cols[e]]
+            takes = offer >= best[wanted - 1] and room > 0
+            room -= takes
+            if (not contested and takes) or offer > high:
+                fixed[j] += 1.0
+                left -= 1
+            elif contested and offer >= low:
+                open_demand[j] += takes
+                cols[entry], vals[entry] = j, vals[e]
+                entry += 1
+        begin = end
+        if entry > start:
+            need[m] = left
+            m += 1
+            first[m] = entry
+    for j in range(k):
+        counts[j] = fixed[j] + open_demand[j]
+    return m
+
+
+@jit
+def misplaced(counts: Floats, target: Floats, prices: Floats, near: float) -> float:
+    """Rows by which demand misses the target. Experts within `near` of the least price may have free slots."""
+    over, under, least = 0.0, 0.0, np.inf
+    for j in range(prices.shape[0]):
+        least = min(least, prices[j])
+    for j in range(prices.shape[0]):
+        over += max(0.0, counts[j] - target[j])
+        if least + near < prices[j] < np.inf:
+            under += max(0.0, target[j] - counts[j])
+    return max(over, under)
+
+
+@jit
+def descend(
+    need: Ints,
+    first: Counts,
+    cols: Ints,
+    vals: Scores,
+    fixed: Floats,
+    target: Floats,
+    free: float,
+    prices: Floats,
+    mu: float,
+    least: float,
+    goal: float,
+    most: int,
+    deviation: Floats,
+) -> tuple[int, float]:
+    """Newton steps on contested rows with less and less smoothing, until counts are within `goal` rows of balance.
+
+    Changes the prices, and the lists, from which rows that the smoothing no longer reaches are dropped.
+
+    Args:
+        need: [m], see above.
+        first: [m + 1].
+        cols: [entries].
+        vals: [entries].
+        fixed: [k] what settled rows and certain offers take.
+        target: [k] what all rows and free slots are to take.
+        free: the number of free slots.
+        prices: [k].
+        mu: the first width.
+        least: below this width the rows say nothing.
+        goal: how many rows may be misplaced in the end.
+        most: steps; with 0, prices stay as they are.
+        deviation: [k], by how much a price is uncertain because counts are: written here.
+
+    Returns:
+        How it ended, and the last mu.
+    """
+    k = prices.shape[0]
+    demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
+    stays, tied, excess, steps, slope = 0, 0, np.inf, 0, 0.0
+    rows, last, status = target.sum() - free, np.inf, FAILED
+    while True:
+        demand[:] = fixed
+        pairs[:] = 0.0
+        demand_of_lists(need, first, cols, vals, prices, mu, demand, pairs)
+        if free > 0:
+            demand_of_slots(free, prices, mu, demand, pairs)
+        if stays > 0 and steps < most:
+            # The dual is convex: if its slope along the last step has turned, the step went too far.
+            turned = 0.0
+            for j in range(k):
+                turned += (demand[j] - target[j]) * step[j]
+            if turned < -0.3 * slope:
+                steps += 1
+                back = 1.0 - slope / (slope - turned)
+                for j in range(k):
+                    prices[j] -= back * step[j]
+                    step[j] *= 1.0 - back
+                slope *= 1.0 - back
+                continue
+        laplacian(pairs)
+        wrong = 0.0
+        for j in range(k):
+            deviation[j] = mu * np.sqrt(target[j]) / max(pairs[j, j], 0.05 * np.sqrt(target[j]) + 1e-9)
+            wrong += max(0.0, demand[j] - target[j])
+        if steps >= most:
+            break
+        steps += 1
+        stays += 1
+        length = newton_step(prices, demand, target, pairs, mu, step)
+        slope = 0.0
+        for j in range(k):
+            prices[j] += step[j]
+            slope += (demand[j] - target[j]) * step[j]
+        if length > LONG or wrong > 0.1 * rows:
+            if stays < MOST_STAYS:
+                continue
+            break
+        m = narrow(need, first, cols, vals, prices, REACH * mu / 4, fixed, counts)
+        need, first = need[:m], first[: m + 1]
+        excess = misplaced(counts, target, prices, STEP * mu if free > 0 else -1.0)
+        tied = tied + 1 if excess > 0.9 * last else 0
+        last = excess
+        if excess <= goal or m == 0 or tied == MOST_TIED or mu / 4 < least:
+            status = TIED if excess > max(goal, rows / 8) else REACHED
+            break
+        mu /= 4 if stays == 1 else 2
+        stays = 0
+    return status, mu
+
+
+@jit_vector
+def _soft_row(row: Scores, prices: Scores, best: float, inverse: float, out: Scores) -> float:
+    total = row[0] * 0
+    for j in range(row.shape[0]):
+        e = soft_exp((row[j] - prices[j] - best) * inverse)
+        out[j] = e
+        total += e
+    return total
+
+
+@jit
+def open_with_sinkhorn(
+    scores: Scores,
+    mask: Flags,
+    stride: int,
+    top_k: int,
+    target: Floats,
+    free: float,
+    prices: Floats,
+    mu: float,
+    passes: int,
+) -> None:
+    """Sinkhorn's steps at a large mu: price_j grows by mu log(demand_j / target_j).
+
+    Brings experts near that start with hardly a row, or with nearly all of them, where Newton's model does not hold.
+    """
+    k = prices.shape[0]
+    demand, pairs, own = np.empty(k), np.empty((k, k)), np.empty(k, scores.dtype)
+    offers, x, weight, out = np.empty(k), np.empty(k), np.empty(k), np.empty(k, scores.dtype)
+    kind = scores.dtype.type
+    for _ in range(passes):
+        demand[:] = 0.0
+        for j in range(k):
+            own[j] = prices[j]
+        for i in range(0, scores.shape[0], stride):
+            if mask[i] and top_k == 1:
+                best = best_offer(scores[i], own)
+                scale = 1.0 / np.float64(_soft_row(scores[i], own, best, kind(1 / mu), out))
+                for j in range(k):
+                    demand[j] += scale * out[j]
+            elif mask[i]:
+                for j in range(k):
+                    offers[j] = scores[i, j] - prices[j]
+                shares(offers, k, top_k, mu, x, weight)
+                for j in range(k):
+                    demand[j] += x[j]
+        if free > 0:
+            demand_of_slots(free, prices, mu, demand, pairs)
+        least = np.inf
+        for j in range(k):
+            if prices[j] < np.inf:
+                prices[j] += mu * np.log(max(demand[j], 1e-3 * target[j]) / target[j])
+                least = min(least, prices[j])
+        for j in range(k):
+            prices[j] -= least

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiled code knows no difference between a NumPy scalar and a Python number.
+# pyright: reportArgumentType=false, reportReturnType=false
+"""Prove: final prices, the value, and what rows and free slots miss at these prices.
+
+Legend: n rows, k experts, K experts a row, m contested rows as in `_contested.py`.
+"""
+
+import numpy as np
+
+from equipoise._core._jit import jit
+from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores
+
+
+@jit
+def rest_prices(prices: Floats, counts: Counts, capacity: Counts) -> None:
+    """Shifts prices so that the least is 0, and exactly 0 for every expert with a free slot. Closed ones keep theirs.
+
+    Free slots sit where the price is least, but for rounding, so what is set to 0 here was next to nothing.
+    """
+    least = np.inf
+    for j in range(prices.shape[0]):
+        if capacity[j] > 0:
+            least = min(least, prices[j])
+    for j in range(prices.shape[0]):
+        prices[j] = 0.0 if capacity[j] > 0 and counts[j] < capacity[j] else max(0.0, prices[j] - least)
+
+
+@jit
+def count_rows(z: Ints, counts: Counts) -> None:
+    """Counts the rows that each expert has."""
+    counts[:] = 0
+    for i in range(z.shape[0]):
+        for t in range(z.shape[1]):
+            if z[i, t] >= 0:
+                counts[z[i, t]] += 1
+
+
+@jit
+def take_held(rows: Ints, need: Ints, first: Counts, cols: Ints, held: Flags, z: Ints) -> None:
+    """Writes the candidates that contested rows hold to the end of their rows in z."""
+    for a in range(rows.shape[0]):
+        t = z.shape[1] - need[a]
+        for e in range(first[a], first[a + 1]):
+            if held[e]:
+                z[rows[a], t] = cols[e]
+                t += 1
+
+
+@jit
+def missed(scores: Scores, rows: Ints, z: Ints, prices: Floats) -> float:
+    """What these rows miss, in all: the sum of their K best offers, less that of the offers they hold."""
+    k, top_k = scores.shape[1], z.shape[1]
+    top, total = np.empty(top_k), 0.0
+    for i in rows:
+        worst = np.inf
+        for t in range(top_k):
+            worst = min(worst, np.float64(scores[i, z[i, t]]) - prices[z[i, t]])
+        better = 0
+        for j in range(k):
+            better += np.float64(scores[i, j]) - prices[j] > worst
+        if better < top_k:
+            continue
+        top[:] = -np.inf
+        for j in range(k):
+            offer = np.float64(scores[i, j]) - prices[j]
+            if offer > top[top_k - 1]:
+                t = top_k - 1
+                while t > 0 and top[t - 1] < offer:
+                    top[t] = top[t - 1]
+                    t -= 1
+                top[t] = offer
+        regret = 0.0
+        for t in range(top_k):
+            regret += top[t] - (np.float64(scores[i, z[i, t]]) - prices[z[i, t]])
+        total += max(regret, 0.0)
+    return total
+
+
+@jit
+def settled_for_sure(leads: Scores, prices: Floats) -> bool:
+    """Whether no settled row has a better offer: every lead covers the difference of the prices, and its rounding."""
+    k, rounding = prices.shape[0], np.float64(np.finfo(leads.dtype).eps)
+    for j in range(k):
+        for t in range(k):
+            lead = np.float64(leads[j, t])
+            if t != j and prices[t] < np.inf and lead - rounding * abs(lead) < prices[j] - prices[t]:
+                return False
+    return True
+
+
+@jit
+def list_better(leads: Scores, before: Floats, after: Floats, radius: Floats) -> None:
+    """Widens the radius of two experts, from the earlier prices, where a settled row prefers one to the other now."""
+    for j in range(before.shape[0]):
+        for t in range(before.shape[0]):
+            lead = np.float64(leads[j, t])
+            if t != j and after[t] < np.inf and lead < after[j] - after[t]:
+                cost = lead - before[j] + before[t]
+                radius[j] = max(radius[j], cost)
+                radius[t] = max(radius[t], cost)
+
+
+@jit
+def open_doors(leads: Scores, prices: Floats, inside: Flags, radius: Floats) -> None:
+    """Widens the radius of experts so that settled rows can leave those that chains reach, where it costs least."""
+    k, least = prices.shape[0], np.inf
+    for j in range(k):
+        for t in range(k):
+            if inside[j] and not inside[t] and prices[t] < np.inf:
+                least = min(least, np.float64(leads[j, t]) - prices[j] + prices[t])
+    for j in range(k):
+        for t in range(k):
+            if inside[j] and not inside[t] and prices[t] < np.inf:
+                cost = np.float64(leads[j, t]) - prices[j] + prices[t]
+                if cost <= 2 * least:
+                    radius[j] = max(radius[j], cost)
+                    radius[t] = max(radius[t], cost)
+
+
+@jit
+def total_value(scores: Scores, z: Ints, prices: Floats) -> tuple[float, float]:
+    """The sum of the scores assigned and the largest of them; orders each row's experts, best offer first."""
+    top_k, value, largest = z.shape[1], 0.0, 0.0
+    for i in range(z.shape[0]):
+        if z[i, 0] < 0:
+            continue
+        for t in range(top_k):
+            j, u = z[i, t], t
+            offer = np.float64(scores[i, j]) - prices[j]
+            while u > 0:
+                other = z[i, u - 1]
+                ahead = np.float64(scores[i, other]) - prices[other]
+                if ahead > offer or (ahead == offer and other < j):
+                    break
+                z[i, u] = other
+                u -= 1
+            z[i, u] = j
+            score = np.float64(scores[i, j])
+            value += score
+            largest = max(largest, abs(score))
+    return value, largest
+
+
+@jit
+def close_prices(scores: Scores, z: Ints, capacity: Counts, prices: Floats) -> None:
+    """Gives closed experts the least price at which no row would rather have them."""
+    for j in range(prices.shape[0]):
+        if capacity[j] == 0:
+            price = 0.0
+            for i in range(z.shape[0]):
+                if z[i, 0] >= 0 and scores[i, j] > -np.inf:
+                    worst = np.inf
+                    for t in range(z.shape[1]):
+                        worst = min(worst, np.float64(scores[i, z[i, t]]) - prices[z[i, t]])
+                    price = max(price, np.float64(scores[i, j]) - worst)
+            prices[j] = price
+
+
+@jit
+def can_start(capacity: Counts, mask: Flags, masked: bool, prices: Floats, top_k: int) -> bool:
+    """Whether capacities hold the rows of every problem and prices are finite; `masked`: whether the mask says more."""
+    for b in range(capacity.shape[0]):
+        wanted = top_k * (mask[b].sum() if masked else mask.shape[1])
+        for j in range(capacity.shape[1]):
+            if capacity[b, j] < 0 or not abs(prices[b, j]) < np.inf:
+                return False
+            wanted -= capacity[b, j]
+        if wanted > 0:
+            return False
+    return True
+
+
+@jit
+def close_books(z: Ints, capacity: Counts, prices: Floats, out: Counts, counts: Counts, gap: Floats) -> None:
+    """Writes z with k for "no expert", counts rows, and adds what free slots cost to the gaps."""
+    k = capacity.shape[1]
+    for b in range(z.shape[0]):
+        for i in range(z.shape[1]):
+            for t in range(z.shape[2]):
+                j = z[b, i, t]
+                out[b, i, t] = j if j >= 0 else k
+                if j >= 0:
+                    counts[b, j] += 1
+        for j in range(k):
+            gap[b] += (capacity[b, j] - counts[b, j]) * prices[b, j]

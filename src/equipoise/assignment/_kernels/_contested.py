@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiled code knows no difference between a NumPy scalar and a Python number.
+# pyright: reportArgumentType=false, reportReturnType=false
+"""Settle and list: one pass over the scores that tells settled rows from contested ones.
+
+At some prices, sort a row's offers `s_ij - price_j`. Its K-th offer leads the next by some margin. If that lead exceeds
+the radius, the row is settled: it takes its K best offers, and keeps them as long as no two prices move apart by more
+than the radius. Otherwise the row is contested. Offers that lead the best one left out by more than the radius are
+certain, offers that trail the worst one taken by more than the radius are out of the question, and those in between
+are its candidates: the row still needs some of them.
+
+Legend: n rows, k experts, K experts a row, m contested rows. Row a of the list has the candidates
+`first[a]:first[a + 1]` of `cols` and `vals` and takes `need[a]` of them. An expert whose price is +inf is closed.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise._core._jit import jit, jit_inline, jit_vector
+from equipoise._core._vector import LANES, count_bits, larger, lowest_bit, not_below, smaller
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Scores = NDArray[np.floating[Any]]
+
+# Experts whose marks are the bits of one integer.
+WORD = 64
+
+
+@jit_vector
+def best_offer(row: Scores, prices: Scores) -> float:
+    """The largest `row - prices`."""
+    best = row[0] - prices[0]
+    for j in range(row.shape[0]):
+        best = larger(best, row[j] - prices[j])
+    return best
+
+
+@jit_inline
+def offers_from(row: Scores, prices: Scores, floor: float, start: int) -> int:
+    """One bit for each of 64 experts from `start` on, as far as there are: whether its offer is not below the floor.
+
+    NaN is not below anything, so that whoever reads the offers behind the bits finds every illegal score.
+    """
+    stop = min(row.shape[0], start + WORD)
+    whole = stop - (stop - start) % LANES
+    bits = np.uint64(0)
+    for lanes in range(start, whole, LANES):
+        bits |= not_below(row, prices, lanes, floor) << np.uint64(lanes - start)
+    for j in range(whole, stop):
+        bits |= np.uint64(not row[j] - prices[j] < floor) << np.uint64(j - start)
+    return bits
+
+
+@jit
+def insert(top: Scores, offer: float) -> None:
+    """Puts an offer into its place among the largest so far, in descending order; the last one drops out."""
+    t = top.shape[0] - 1
+    while t > 0 and top[t - 1] < offer:
+        top[t] = top[t - 1]
+        t -= 1
+    top[t] = offer
+
+
+@jit
+def largest_offers(row: Scores, prices: Scores, top: Scores) -> bool:
+    """Finds the largest offers, as many as `top` has room for, in descending order; False if one is NaN or +inf."""
+    top[:] = -np.inf
+    for start in range(0, row.shape[0], WORD):
+        for lanes in range(start, min(row.shape[0], start + WORD), LANES):
+            last = min(row.shape[0], lanes + LANES)
+            floor = top[-1]
+            if last == lanes + LANES:
+                bits = not_below(row, prices, lanes, floor)
+            else:
+                bits = np.uint64((1 << (last - lanes)) - 1)
+            while bits != 0:
+                offer = row[lanes + lowest_bit(bits)] - prices[lanes + lowest_bit(bits)]
+                bits &= bits - np.uint64(1)
+                if not offer < np.inf:
+                    return False
+                if offer > top[-1]:
+                    insert(top, offer)
+    return True
+
+
+@jit_vector
+def least_leads(row: Scores, own: float, line: Scores) -> None:
+    """Lowers `line` to the lead of a row's own score over its others, where that is less."""
+    for j in range(row.shape[0]):
+        line[j] = smaller(line[j], own - row[j])
+
+
+@jit
+def collect(
+    scores: Scores,
+    mask: Flags,
+    low: Scores,
+    high: Scores,
+    start: int,
+    stop: int,
+    stride: int,
+    z: Ints,
+    settled: Counts,
+    rows: Ints,
+    need: Ints,
+    first: Counts,
+    cols: Ints,
+    vals: Scores,
+    leads: Scores,
+) -> tuple[int, int]:
+    """Settles or lists every `stride`-th row from `start` to `stop`, for prices between `low` and `high`.
+
+    Writes a settled row's experts, and the certain ones of a contested row, to `z` and counts them in `settled`. `z` is
+    [n, K]; rows that are masked get -1.
+
+    `leads[j, t]` becomes the least `s_ij - s_it` over settled rows that hold j and not t: what the proof needs of them.
+
+    Returns:
+        How many rows are contested; and an illegal row, or -1.
+    """
+    k, top_k = scores.shape[1], z.shape[1]
+    words = (k + WORD - 1) // WORD
+    marks, top, held = np.empty(words, np.uint64), np.empty(top_k + 1, scores.dtype), np.empty(top_k, scores.dtype)
+    m, entry, illegal = 0, 0, -1
+    first[0] = 0
+    for i in range(start, stop, stride):
+        if not mask[i]:
+            z[i, :] = -1
+            continue
+        row = scores[i]
+        if top_k == 1:
+            floor = best_offer(row, high)
+        else:
+            floor = top[top_k - 1] if largest_offers(row, high, top) else scores.dtype.type(np.inf)
+        if not (floor > -np.inf and floor < np.inf):
+            illegal = i
+            break
+        count = 0
+        for word in range(words):
+            marks[word] = offers_from(row, low, floor, word * WORD)
+            count += count_bits(marks[word])
+        ceiling = scores.dtype.type(np.inf)
+        if count > top_k > 1 and largest_offers(row, low, top):
+            ceiling = top[top_k]
+        taken, begin = 0, entry
+        for word in range(words):
+            bits = marks[word]
+            while bits != 0:
+                j = word * WORD + lowest_bit(bits)
+                bits &= bits - np.uint64(1)
+                score = row[j]
+                if not (score < np.inf and score - low[j] > -np.inf):
+                    illegal = illegal if score < np.inf else i
+                elif count == top_k or score - high[j] > ceiling:
+                    z[i, taken] = j
+                    settled[j] += 1
+                    taken += 1
+                else:
+                    cols[entry], vals[entry] = j, score
+                    entry += 1
+        if entry > begin:
+            rows[m], need[m] = i, top_k - taken
+            m += 1
+            first[m] = entry
+        elif top_k == 1:
+            least_leads(row, row[z[i, 0]], leads[z[i, 0]])
+        else:
+            for t in range(top_k):
+                own = row[z[i, t]]
+                for u in range(top_k):  # what the row holds itself does not count
+                    held[u] = leads[z[i, t], z[i, u]]
+                least_leads(row, own, leads[z[i, t]])
+                for u in range(top_k):
+                    leads[z[i, t], z[i, u]] = held[u]
+    return m, illegal
+
+
+@jit
+def all_candidates(
+    scores: Scores,
+    mask: Flags,
+    capacity: Counts,
+    top_k: int,
+    rows: Ints,
+    need: Ints,
+    first: Counts,
+    cols: Ints,
+    vals: Scores,
+) -> tuple[int, int]:
+    """Lists every row with every expert that it may take.
+
+    Returns:
+        How many rows are listed; and an illegal row, or -1.
+    """
+    m, entry = 0, 0
+    first[0] = 0
+    for i in range(scores.shape[0]):
+        if mask[i]:
+            for j in range(scores.shape[1]):
+                score = scores[i, j]
+                if not score < np.inf:
+                    return m, i
+                if score > -np.inf and capacity[j] > 0:
+                    cols[entry], vals[entry] = j, score
+                    entry += 1
+            if entry - first[m] < top_k:
+                return m, i
+            rows[m], need[m] = i, top_k
+            m += 1
+            first[m] = entry
+    return m, -1
+
+
+@jit
+def survey(scores: Scores, mask: Flags, prices: Scores, stride: int, top_k: int, counts: Floats) -> int:
+    """Counts which experts every `stride`-th row would take; returns how many rows there are."""
+    k, asked = scores.shape[1], 0
+    top = np.empty(top_k, scores.dtype)
+    counts[:] = 0.0
+    for i in range(0, scores.shape[0], stride):
+        row = scores[i]
+        if not mask[i]:
+            continue
+        if top_k == 1:
+            last = best_offer(row, prices)
+        else:
+            last = top[top_k - 1] if largest_offers(row, prices, top) else scores.dtype.type(-np.inf)
+        if last > -np.inf:
+            asked += 1
+            for start in range(0, k, WORD):
+                bits = offers_from(row, prices, last, start)
+                while bits != 0:
+                    counts[start + lowest_bit(bits)] += 1
+                    bits &= bits - np.uint64(1)
+    return asked
+
+
+@jit
+def spreads(scores: Scores, mask: Flags, prices: Scores, stride: int, rank: int, out: Floats) -> int:
+    """Writes how far the offer of a rank trails the best one, for every `stride`-th row; returns how many there are."""
+    top, count = np.empty(rank, scores.dtype), 0
+    for i in range(0, scores.shape[0], stride):
+        if mask[i] and largest_offers(scores[i], prices, top) and top[rank - 1] > -np.inf:
+            out[count] = np.float64(top[0]) - top[rank - 1]
+            count += 1
+    return count
+
+
+@jit
+def illegal_row(scores: Scores, mask: Flags, capacity: Counts, top_k: int) -> int:
+    """The first row that holds a NaN or +inf or may take too few experts; -1 if there is none."""
+    for i in range(scores.shape[0]):
+        legal, possible = True, 0
+        for j in range(scores.shape[1]):
+            legal = legal and scores[i, j] < np.inf
+            possible += scores[i, j] > -np.inf and capacity[j] > 0
+        if mask[i] and not (legal and possible >= top_k):
+            return i
+    return -1

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiled code knows no difference between a NumPy scalar and a Python number.
+# pyright: reportArgumentType=false, reportReturnType=false
+"""Small problems, many at a time: every expert is a candidate of every row, and chains do the rest."""
+
+import numpy as np
+
+from equipoise._core._jit import jit
+from equipoise.assignment._kernels._books import close_prices, count_rows, missed, rest_prices, take_held, total_value
+from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, all_candidates
+from equipoise.assignment._kernels._flow import exact_flow
+from equipoise.assignment._kernels._pair import solve_pair
+
+# A gap of this much of the value, or of the largest score assigned, is rounding. Stricter than promised by four orders.
+ENOUGH = 1e-13
+
+
+@jit
+def solve_small(
+    scores: Scores,
+    mask: Flags,
+    capacity: Counts,
+    start: int,
+    stop: int,
+    prices: Floats,
+    z: Ints,
+    value: Floats,
+    gap: Floats,
+    status: Ints,
+) -> None:
+    """Solves problems `start` to `stop` of a batch.
+
+    `status` is -1 for a solved problem, i for a problem whose row i is illegal, and n + j for one whose expert j stays
+    overfull.
+    """
+    n, k = scores.shape[1:]
+    top_k, counts = z.shape[2], np.empty(k, np.int64)
+    rows, need, first = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n + 1, np.int64)
+    cols, vals, held = np.empty(n * k, np.int32), np.empty(n * k, scores.dtype), np.empty(n * k, np.bool_)
+    inside = np.empty(k, np.bool_)
+    for b in range(start, stop):
+        if k == 2 and top_k == 1 and solve_pair(scores[b], mask[b], capacity[b], prices[b], z[b, :, 0], value, gap, b):
+            status[b] = -1
+            continue
+        z[b] = -1
+        m, status[b] = all_candidates(scores[b], mask[b], capacity[b], top_k, rows, need, first, cols, vals)
+        if status[b] >= 0:
+            continue
+        for attempt in range(2):
+            for j in range(k):
+                prices[b, j] = np.inf if capacity[b, j] == 0 else prices[b, j]
+            stuck, _ = exact_flow(need[:m], first[: m + 1], cols, vals, capacity[b], prices[b], held, inside)
+            if stuck >= 0:
+                status[b] = n + stuck
+                take_held(rows[:m], need, first, cols, held, z[b])
+                break
+            take_held(rows[:m], need, first, cols, held, z[b])
+            count_rows(z[b], counts)
+            rest_prices(prices[b], counts, capacity[b])
+            value[b], largest = total_value(scores[b], z[b], prices[b])
+            close_prices(scores[b], z[b], capacity[b], prices[b])
+            gap[b] = missed(scores[b], rows[:m], z[b], prices[b])
+            if attempt > 0 or gap[b] <= ENOUGH * max(abs(value[b]), largest):
+                break
+            prices[b] = 0.0  # a start so far off that rounding swallowed the scores: once more without it

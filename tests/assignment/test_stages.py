@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages of the default solver, each by the property that it promises."""
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.assignment import _primal_dual
+from equipoise.assignment._kernels import _books, _contested, _flow, _smoothing
+from support.families import FAMILIES, draw_scores
+
+N, K = 3000, 12
+
+
+def problem(scores: torch.Tensor, top_k: int = 1, slack: float = 1.0) -> _primal_dual._Problem:
+    n, k = scores.shape
+    capacity = np.full(k, -(-int(slack * top_k * n) // k), np.int64)
+    z = np.empty((n, top_k), np.int32)
+    return _primal_dual._Problem(scores.numpy(), np.ones(n, np.bool_), capacity, np.zeros(k), z, 0, False)
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+@pytest.mark.parametrize("family", ["gumbel", "clustered", "duplicates", "forbidden"])
+def test_settled_rows_keep_their_experts_wherever_prices_go(family: str, top_k: int) -> None:
+    scores = draw_scores(family, N, K, seed=1)
+    rng = np.random.default_rng(1)
+    p = problem(scores, top_k)
+    p.prices[:] = rng.random(K).astype(np.float32)
+    radius = 0.2 * rng.random(K)
+    before = p.prices.copy()
+    contested, _ = p._collect(radius)
+    is_settled = np.ones(N, np.bool_)
+    is_settled[contested.rows] = False
+    assert is_settled.any()
+    for _ in range(20):
+        prices = before + radius * rng.uniform(-0.999, 0.999, K)
+        best = np.sort(np.argsort(-(scores.double().numpy() - prices), kind="stable")[:, :top_k])
+        assert (best[is_settled] == np.sort(p.z)[is_settled]).all()
+        for a in range(len(contested.rows)):
+            row, held = contested.rows[a], set(best[contested.rows[a]].tolist())
+            certain = set(p.z[row, : top_k - contested.need[a]].tolist())
+            candidates = set(contested.cols[contested.first[a] : contested.first[a + 1]].tolist())
+            assert certain <= held <= certain | candidates
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_leads_are_the_least_over_settled_rows(top_k: int) -> None:
+    scores = draw_scores("gumbel", N, K, seed=2)
+    p = problem(scores, top_k)
+    contested, settled = p._collect(np.full(K, 0.1))
+    expected = np.full((K, K), np.inf, np.float32)
+    s = scores.numpy()
+    for i in set(range(N)) - set(contested.rows.tolist()):
+        others = np.setdiff1d(np.arange(K), p.z[i])
+        for j in p.z[i]:
+            expected[j, others] = np.minimum(expected[j, others], s[i, j] - s[i, others])
+    off = ~np.eye(K, dtype=bool)
+    assert (settled.leads[off] == expected[off]).all()
+    assert settled.counts.sum() == top_k * (N - len(contested.rows)) + sum(top_k - contested.need)
+
+
+def test_a_lead_that_prices_exceed_is_noticed() -> None:
+    leads = np.full((2, 2), np.inf, np.float32)
+    leads[0, 1] = 1.0
+    assert _books.settled_for_sure(leads, np.array([0.9, 0.0]))
+    assert not _books.settled_for_sure(leads, np.array([1.1, 0.0]))
+    assert _books.settled_for_sure(leads, np.array([0.0, 5.0]))
+
+
+@pytest.mark.parametrize("need", [1, 2, 3, 5])
+def test_shares_sum_to_what_a_row_takes(need: int) -> None:
+    rng = np.random.default_rng(need)
+    for width in range(need, 9):
+        offers, x, weight = rng.normal(size=width), np.empty(width), np.empty(width)
+        _smoothing.shares(offers, width, need, 0.1, x, weight)
+        assert x.sum() == pytest.approx(need, abs=0.02)
+        assert ((x >= 0) & (x <= 1)).all()
+        assert (np.diff(x[np.argsort(offers)]) >= 0).all()
+
+
+@pytest.mark.parametrize("need", [1, 2])
+def test_curvature_is_the_slope_of_demand(need: int) -> None:
+    rng = np.random.default_rng(0)
+    m, k, mu = 400, 5, 0.3
+    needs, first = np.full(m, need, np.int32), np.arange(0, m * k + 1, k)
+    cols, vals = np.tile(np.arange(k, dtype=np.int32), m), rng.normal(size=m * k)
+
+    def demand(prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        total, pairs = np.zeros(k), np.zeros((k, k))
+        _smoothing.demand_of_lists(needs, first, cols, vals, prices, mu, total, pairs)
+        _smoothing.laplacian(pairs)
+        return total, pairs
+
+    prices, step = rng.normal(size=k), 0.05
+    _, pairs = demand(prices)
+    for j in range(k):
+        shift = step * (np.arange(k) == j)
+        slope = (demand(prices - shift)[0] - demand(prices + shift)[0]) / (2 * step)
+        # (1 + x/16)^16 is not quite its own derivative.
+        assert slope == pytest.approx(pairs[j] / mu, abs=0.3 * pairs[j, j] / mu)
+
+
+def test_conjugate_gradients_solve_a_laplacian() -> None:
+    rng = np.random.default_rng(3)
+    weights = rng.random((20, 20)) * (rng.random((20, 20)) < 0.3)
+    weights = weights + weights.T
+    matrix = np.diag(weights.sum(1) + 1e-2) - weights
+    np.fill_diagonal(matrix, weights.sum(1) - np.diag(weights) + 1e-2)
+    right = rng.normal(size=20)
+    assert _smoothing.conjugate_gradients(matrix, right) == pytest.approx(np.linalg.solve(matrix, right), abs=1e-2)
+
+
+@pytest.mark.parametrize("slack", [1.0, 1.3])
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_flow_from_any_prices_ends_at_an_optimum(top_k: int, slack: float) -> None:
+    scores = draw_scores("duplicates", 200, 6, seed=4)
+    p = problem(scores, top_k, slack)
+    for start in (np.zeros(6), np.arange(6.0), np.array([0.0, 0.0, 3.0, 0.0, 3.0, 1.0])):
+        p.prices[:] = start
+        contested, settled = p._collect(None)
+        stuck, held, _ = p._flow(contested, settled)
+        assert stuck < 0
+        _, missed, proved = p._finish(contested, held)
+        assert proved, missed
+
+
+def test_flow_says_who_is_shut_in() -> None:
+    """Two rows may only go to expert 0, which takes one."""
+    need, first = np.ones(2, np.int32), np.array([0, 1, 2])
+    cols, vals = np.zeros(2, np.int32), np.zeros(2)
+    held, inside = np.empty(2, np.bool_), np.empty(2, np.bool_)
+    stuck, _ = _flow.exact_flow(need, first, cols, vals, np.array([1, 1]), np.zeros(2), held, inside)
+    assert stuck == 0
+    assert inside.tolist() == [True, False]
+
+
+def passes(p: _primal_dual._Problem) -> int:
+    return sum("flow" in line for line in p.log)
+
+
+@pytest.mark.parametrize("slack", [1.0, 1.25])
+@pytest.mark.parametrize("seed", range(4))
+def test_usual_problems_take_one_pass_and_few_chains(seed: int, slack: float) -> None:
+    scores = draw_scores("gumbel", 8192, 16, seed=seed) + torch.randn(16, generator=torch.Generator().manual_seed(seed))
+    p = problem(scores, slack=slack)
+    p.solve(warm=False)
+    assert passes(p) <= 2
+    assert int(p.log[-1].split()[-2]) <= 256  # of 8192 rows
+
+
+def test_equal_prices_and_a_warm_start_are_used_where_a_sample_accepts_them() -> None:
+    plain = draw_scores("gumbel", 8192, 16, seed=1)
+    p = problem(plain)
+    p.solve(warm=False)
+    assert sum("survey" in line for line in p.log) == 1
+    assert p.log[1].startswith("newton, stride")
+    biased = plain + 3.0 * torch.randn(16, generator=torch.Generator().manual_seed(2))
+    cold = problem(biased)
+    cold.solve(warm=False)
+    warm = problem(biased)
+    warm.prices[:] = cold.prices
+    warm.solve(warm=True)
+    assert [line.startswith("survey") for line in warm.log[:3]] == [True, True, False]
+    assert warm.prices == pytest.approx(cold.prices, abs=0.1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prices_of_another_problem_do_no_harm(family: str) -> None:
+    scores = draw_scores(family, N, K, seed=6)
+    p, q = problem(scores), problem(scores)
+    value, _ = p.solve(warm=False)
+    q.prices[:] = 10.0 * np.arange(K)
+    again, _ = q.solve(warm=True)
+    assert again == pytest.approx(value, rel=1e-9)
+
+
+def test_survey_counts_what_rows_would_take() -> None:
+    scores = draw_scores("gumbel", N, K, seed=7)
+    counts, prices = np.empty(K), np.linspace(0, 1, K).astype(np.float32)
+    asked = _contested.survey(scores.numpy(), np.ones(N, np.bool_), prices, 3, 2, counts)
+    top = (scores[::3] - torch.from_numpy(prices)).topk(2, -1).indices
+    assert asked == len(scores[::3])
+    assert counts.tolist() == torch.bincount(top.flatten(), minlength=K).tolist()
