@@ -155,9 +155,7 @@ def test_bad_input() -> None:
         eq.assign(scores, top_k=4)
     with pytest.raises(ValueError, match=r"top_k must be between 1 and the number of experts, 3, got 0: "):
         eq.assign(scores, top_k=0)
-    with pytest.raises(
-        ValueError, match=r"capacity must sum to at least 2 times the number of rows, 8, got 6: raise it"
-    ):
+    with pytest.raises(ValueError, match=r"at least 2 times the number of rows, 8, got 6: raise it"):
         eq.assign(scores, capacity=2, top_k=2)
     with pytest.raises(ValueError, match=r'top_k needs the method "auto" or "primal-dual", got \'auction\': '):
         eq.assign(scores, top_k=2, method="auction")
@@ -167,9 +165,7 @@ def test_bad_input() -> None:
         eq.assign(forbidden, top_k=2)
     narrow = torch.zeros(4, 4)
     narrow[:, 2:] = -torch.inf
-    with pytest.raises(
-        ValueError, match=r"-inf confines 4 places of 4 rows, among them row 0, to experts 0, which hold 2"
-    ):
+    with pytest.raises(ValueError, match=r"confines 4 places of 4 rows, among them row 0, to experts 0, which hold 2"):
         eq.assign(narrow, top_k=2)
 
 
