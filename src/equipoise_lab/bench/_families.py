@@ -27,6 +27,11 @@ def _gumbel(n: int, k: int, generator: Generator) -> Float[Tensor, "n k"]:
     return _logits(n, k, generator) - torch.empty(n, k).exponential_(generator=generator).log()
 
 
+def _popular(n: int, k: int, generator: Generator) -> Float[Tensor, "n k"]:
+    """The same with a standard normal bias for each expert: some are wanted by many rows, some by few."""
+    return _gumbel(n, k, generator) + torch.randn(k, generator=generator)
+
+
 def _logits(n: int, k: int, generator: Generator) -> Float[Tensor, "n k"]:
     """Standard normal logits without noise."""
     return torch.randn(n, k, generator=generator)
@@ -113,6 +118,7 @@ def _forbidden(n: int, k: int, generator: Generator) -> Float[Tensor, "n k"]:
 
 FAMILIES: Mapping[str, Family] = {
     "gumbel": _gumbel,
+    "popular": _popular,
     "logits": _logits,
     "sharp": _sharp,
     "favourite": _favourite,
