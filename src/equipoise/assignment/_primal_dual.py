@@ -49,6 +49,8 @@ RADIUS = 2.0
 SPREAD_ROWS = 64
 # Smoothing, as a part of the radius of the candidates: what is further away has next to no share.
 FIRST_MU = 1 / 6
+# Over all rows prices move far at one mu, so candidates that trail by so many mu stay.
+FAR = 30.0
 # Passes over the matrix after which every expert becomes a candidate of every row.
 MOST_PASSES = 6
 
@@ -257,7 +259,7 @@ class _Problem:
         mu = self._spread() / 2
         self._open(max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE)), mu)
         contested, settled = self._collect(None)
-        return self._descend(contested, settled, 1, mu / 4, k / 2)[1]
+        return self._descend(contested, settled, 1, mu / 4, k / 2, FAR)[1]
 
     def _spread(self) -> float:
         """How far offers differ that a row might take: the best and the one of the upper quartile, in the median row.
@@ -287,7 +289,13 @@ class _Problem:
         _smoothing.open_with_sinkhorn(self.scores, self.mask, stride, self.top_k, target, free, self.prices, mu, 3)
 
     def _descend(
-        self, contested: Contested, settled: Settled, stride: int, mu: float, goal: float
+        self,
+        contested: Contested,
+        settled: Settled,
+        stride: int,
+        mu: float,
+        goal: float,
+        reach: float = _smoothing.REACH,
     ) -> tuple[int, Floats]:
         """Newton steps on contested rows. Returns how it ended, and how far prices may still move."""
         deviation, most = np.empty(len(self.prices)), 0 if goal == math.inf else _smoothing.MOST_STEPS
@@ -304,6 +312,7 @@ class _Problem:
             1e-6 * mu,
             goal,
             most,
+            reach,
             deviation,
         )
         if most == 0:

@@ -359,6 +359,7 @@ def descend(
     least: float,
     goal: float,
     most: int,
+    reach: float,
     deviation: Floats,
 ) -> tuple[int, float]:
     """Newton steps on contested rows with less and less smoothing, until counts are within `goal` rows of balance.
@@ -378,6 +379,7 @@ def descend(
         least: below this width the rows say nothing.
         goal: how many rows may be misplaced in the end.
         most: steps; with 0, prices stay as they are.
+        reach: candidates that trail by more than so many mu are dropped when mu falls.
         deviation: [k], by how much a price is uncertain because counts are: written here.
 
     Returns:
@@ -424,10 +426,11 @@ def descend(
             if stays < MOST_STAYS:
                 continue
             break
-        m = narrow(need, first, cols, vals, prices, REACH * mu / 4, fixed, counts)
+        before = need.shape[0]
+        m = narrow(need, first, cols, vals, prices, reach * mu / 4, fixed, counts)
         need, first = need[:m], first[: m + 1]
         excess = misplaced(counts, target, prices, STEP * mu if free > 0 else -1.0)
-        tied = tied + 1 if excess > 0.9 * last else 0
+        tied = tied + 1 if excess > 0.9 * last and m > 0.9 * before else 0
         last = excess
         if excess <= goal or m == 0 or tied == MOST_TIED or mu / 4 < least:
             status = TIED if excess > max(goal, rows / 8) else REACHED
