@@ -10,7 +10,6 @@ from torch import Tensor
 
 import equipoise as eq
 
-METHODS = ["primal-dual", "cycle-cancelling", "auction"]
 FIELDS = ("z", "counts", "capacity", "mask", "value", "prices", "gap")
 # torch itself uses torch.jit.script for the first dual number of a process.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -50,7 +49,7 @@ def test_masked_rows_and_forbidden_pairs_have_no_gradient(method: str) -> None:
     assert float(scores.grad[5].sum()) == 0
 
 
-@pytest.mark.parametrize("method", ["primal-dual", "cycle-cancelling"])
+@pytest.mark.parametrize("method", EXACT)
 def test_against_finite_differences(method: str) -> None:
     scores = draw(2, 7, 3).requires_grad_()
 
@@ -131,6 +130,7 @@ def test_errors_within_vmap_name_the_problem() -> None:
 SCRIPT = """
 import torch
 import equipoise as eq
+from support.methods import EXACT, METHODS
 
 def loss(x):
     a = eq.assign(x, 9)

@@ -12,9 +12,8 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise.assignment._range import _power_of_two
+from support.methods import EXACT, METHODS
 
-EXACT = ["primal-dual", "cycle-cancelling"]
-METHODS = [*EXACT, "auction"]
 TOO_LARGE = (
     r"scores must have a total, and differences, that float64 can hold .*, got scores of up to .*: divide them by"
 )

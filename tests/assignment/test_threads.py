@@ -48,7 +48,7 @@ def test_number_of_threads_does_not_matter(name: str, slack: int) -> None:
         check_same(results[0], result)
 
 
-@pytest.mark.parametrize("method", ["primal-dual", "cycle-cancelling", "auction"])
+@pytest.mark.parametrize("method", METHODS)
 def test_repeated_calls_agree(method: str) -> None:
     scores = draw_scores("duplicates", 400, 8, seed=2)
     torch.set_num_threads(2)
@@ -123,6 +123,7 @@ class TestRunBlocks:
 WITHOUT_CACHE = """
 import torch, equipoise as eq
 from equipoise.assignment._kernels import _solve
+from support.methods import METHODS
 
 a = eq.assign(torch.tensor([[3.0, 1.0], [3.0, 0.0], [3.0, 2.5], [0.0, 1.0]]))
 print(eq.__file__)

@@ -3,7 +3,8 @@
 
 import functools
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,18 +17,21 @@ from equipoise._core import (
     check_mask,
     check_matrix,
     check_one_of,
-    check_prices,
     check_same_device,
     has_tangent,
     in_transform,
 )
 from equipoise._core._operators import operator
 from equipoise.assignment._assignment import Assignment
+from equipoise.assignment._auction import auction_assign
+from equipoise.assignment._certificate import certificate
+from equipoise.assignment._checks import check_prices
+from equipoise.assignment._cycle_cancelling import cycle_cancelling
 from equipoise.assignment._infeasible import check_start
 from equipoise.assignment._range import Solved, Solver, solve_in_range
 
-Method = Literal["auto", "primal-dual", "cycle-cancelling", "auction"]
-METHODS = ("auto", "primal-dual", "cycle-cancelling", "auction")
+# From scores [b, n, k], capacity [b, k], mask [b, n] or None and prices [b, k] or None: z and prices.
+TorchSolver = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
 
 
 def assign(
@@ -92,7 +96,7 @@ def assign(
         Tokuyama, Nakano (1995), Efficient algorithms for the Hitchcock transportation problem.
     """
     check_matrix("scores", scores)
-    check_one_of("method", method, METHODS)
+    check_one_of("method", method, ("auto", *METHODS))
     *batch, n, k = scores.shape
     check_mask(mask, [*batch, n])
     check_same_device("mask", mask, "scores", scores)
@@ -104,7 +108,7 @@ def assign(
     # None is left to the solver: where it works in NumPy anyway, that makes the tensor in a third of the time.
     given = None if capacity is None else check_capacity(capacity, batch, n, k, mask, scores.device)
     if method == "auto":
-        method = "primal-dual" if scores.device.type == "cpu" else "cycle-cancelling"
+        method = _best_method(scores.device)
     if method == "primal-dual" and scores.device.type != "cpu":
         raise ValueError(
             f'method "primal-dual" needs scores on the CPU, got {scores.device}: use "cycle-cancelling" or scores.cpu()'
@@ -123,6 +127,10 @@ def assign(
     return Assignment(
         z=z, counts=counts, capacity=full_capacity, mask=used_mask, value=value, prices=final_prices, gap=gap
     )
+
+
+def _best_method(device: torch.device) -> str:
+    return "primal-dual" if device.type == "cpu" else "cycle-cancelling"
 
 
 def _with_gradient(value: Tensor, scores: Tensor, z: Tensor, mask: Tensor | None) -> Tensor:
@@ -158,8 +166,7 @@ def _assign_op(
 ) -> Solved:
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
-    solve = _compiled_solver() if method == "primal-dual" else functools.partial(_solve_in_torch, method=method)
-    return solve_in_range(solve, scores, capacity, mask, prices)
+    return solve_in_range(METHODS[method], scores, capacity, mask, prices)
 
 
 def _assign_vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Solved, tuple[int, ...]]:
@@ -184,16 +191,26 @@ def _compiled_solver() -> Solver:
     return primal_dual
 
 
+def _solve_compiled(scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None) -> Solved:
+    return _compiled_solver()(scores, capacity, mask, prices)
+
+
 _OPERATOR = torch.ops.equipoise.assign.default
 
 
-def _solve_in_torch(
-    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, method: str
-) -> Solved:
-    from equipoise.assignment._auction import auction_assign
-    from equipoise.assignment._certificate import certificate
-    from equipoise.assignment._cycle_cancelling import cycle_cancelling
+def certified(solver: TorchSolver) -> Solver:
+    """Makes a method of a solver that finds z and prices: counts, value and gap are computed from those.
 
+    Args:
+        solver: takes one batch dimension, checked input and prices in float64; returns z int64 [b, n] (k where a row is
+            masked) and prices float64 [b, k], by the rules of `Assignment`.
+    """
+    return functools.partial(_solve_in_torch, solver)
+
+
+def _solve_in_torch(
+    solver: TorchSolver, scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None
+) -> Solved:
     *batch, n, k = scores.shape
     capacity = check_capacity(capacity, batch, n, k, mask, scores.device)
     rows = np.array(n) if mask is None else np.asarray(mask.sum(-1).cpu().numpy())
@@ -202,7 +219,6 @@ def _solve_in_torch(
     flat, flat_capacity = scores.reshape(problems, n, k), capacity.reshape(problems, k)
     flat_mask = None if mask is None else mask.reshape(problems, n)
     flat_prices = None if prices is None else prices.reshape(problems, k).double()
-    solver = cycle_cancelling if method == "cycle-cancelling" else auction_assign
     z, final_prices = solver(flat, flat_capacity, flat_mask, flat_prices)
     counts, value, gap = certificate(flat, z, final_prices, flat_capacity, flat_mask)
     return (
@@ -214,3 +230,11 @@ def _solve_in_torch(
         final_prices.reshape(*batch, k),
         gap.reshape(batch),
     )
+
+
+# What `assign` knows by name, apart from "auto". A new method is one row here.
+METHODS: dict[str, Solver] = {
+    "primal-dual": _solve_compiled,
+    "cycle-cancelling": certified(cycle_cancelling),
+    "auction": certified(auction_assign),
+}
