@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import equipoise as eq
+from support.methods import METHODS
 
 # Dynamo traces the checking wrappers that the tests put around every function, and cannot: hence a new interpreter.
 SCRIPT = """
 import torch
 import equipoise as eq
-from support.methods import METHODS
 
 def route(x, weight, mask):
     scores = x @ weight

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import equipoise as eq
+from support.methods import EXACT, METHODS
 
 FIELDS = ("z", "counts", "capacity", "mask", "value", "prices", "gap")
 # torch itself uses torch.jit.script for the first dual number of a process.
@@ -130,7 +131,6 @@ def test_errors_within_vmap_name_the_problem() -> None:
 SCRIPT = """
 import torch
 import equipoise as eq
-from support.methods import EXACT, METHODS
 
 def loss(x):
     a = eq.assign(x, 9)

@@ -12,6 +12,7 @@ import equipoise as eq
 from equipoise.assignment import _conditional
 from equipoise.assignment._conditional import conditional_values
 from equipoise.ops import draw_gumbel
+from support.methods import EXACT
 
 INF = float("inf")
 
@@ -171,7 +172,6 @@ import torch
 from equipoise.assignment import assign
 from equipoise.assignment import _conditional
 from equipoise.assignment._conditional import conditional_values
-from support.methods import EXACT
 
 def conditional(x):
     return conditional_values(x, assign(x, method="cycle-cancelling")) + 1

@@ -15,6 +15,7 @@ import torch
 import equipoise as eq
 from equipoise._core import _threads
 from support.families import draw_scores
+from support.methods import METHODS
 
 FIELDS = ("z", "counts", "value", "prices", "gap")
 # More rows than one block of the parallel passes, so that threads share a problem; ties, so that order would show.
@@ -123,7 +124,6 @@ class TestRunBlocks:
 WITHOUT_CACHE = """
 import torch, equipoise as eq
 from equipoise.assignment._kernels import _solve
-from support.methods import METHODS
 
 a = eq.assign(torch.tensor([[3.0, 1.0], [3.0, 0.0], [3.0, 2.5], [0.0, 1.0]]))
 print(eq.__file__)
