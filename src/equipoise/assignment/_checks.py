@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only the assignment requires of its input; `_infeasible.py` has what solvers find out about the values.
+"""What only the assignment requires of its input; `_infeasible.py` says why a problem has no solution.
 
-Legend: k columns (experts), ... batch dimensions.
+Legend: b problems, n rows (datapoints), k columns (experts), ... batch dimensions.
 """
 
+import torch
 from torch import Tensor
 
 from equipoise._core import FLOATS, check_tensor
+from equipoise.assignment._infeasible import illegal_scores
 
 
 def check_prices(prices: Tensor, shape: tuple[int, ...]) -> None:
@@ -19,3 +21,19 @@ def check_prices(prices: Tensor, shape: tuple[int, ...]) -> None:
             f"prices must have shape {list(shape)} (one for each problem and expert), got {list(prices.shape)}: "
             "pass the .prices of an Assignment of the same batch, or expand them"
         )
+
+
+def check_scores(scores: Tensor, open_scores: Tensor, capacity: Tensor, rows: Tensor) -> None:
+    """Requires scores without NaN and +inf, and for every row an expert with a capacity above 0.
+
+    Args:
+        scores: [b, n, k].
+        open_scores: the same with -inf for experts whose capacity is 0.
+        capacity: [b, k].
+        rows: bool [b, n]; the others may hold anything.
+    """
+    most = open_scores.amax(-1)
+    legal = most.isfinite() & ~(scores == torch.inf).any(-1) & ~scores.isnan().any(-1)
+    if not bool((legal | ~rows).all()):
+        problem, row = (int(i) for i in (rows & ~legal).nonzero()[0])
+        raise illegal_scores(scores[problem].double().cpu().numpy(), capacity[problem].cpu().numpy(), row, problem)
