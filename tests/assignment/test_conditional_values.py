@@ -167,25 +167,6 @@ def test_the_operator_passes_opcheck(generator: torch.Generator) -> None:
     )
 
 
-COMPILED = """
-import torch
-from equipoise.assignment import assign
-from equipoise.assignment import _conditional
-from equipoise.assignment._conditional import conditional_values
-
-def conditional(x):
-    return conditional_values(x, assign(x, method="cycle-cancelling")) + 1
-
-scores = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
-compiled = torch.compile(conditional, fullgraph=True, backend="aot_eager")
-print(torch.equal(compiled(scores), conditional(scores)))
-"""
-
-
-def test_compiles_without_a_graph_break(fresh_python: Callable[..., str]) -> None:
-    assert fresh_python(COMPILED).strip() == "True"
-
-
 def test_the_kernel_equals_its_twin_in_torch(random_problem: Callable) -> None:
     checked = 0
     for seed in range(200):
