@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from hypothesis import settings
+from jaxtyping import config
 
 # Examples take as long as they take on a loaded machine; a failing example is reproduced by its printed seed.
 settings.register_profile("equipoise", deadline=None, print_blob=True)
@@ -43,6 +44,14 @@ def fresh_python() -> FreshPython:
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Switches the run-time check of signatures off, to see what users see."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from equipoise._core import FLOATS
 from equipoise.assignment import assign, conditional_values, detour_costs
 from equipoise.balancing import sinkhorn
 from equipoise.sampling import sample_gumbel_matching
@@ -41,7 +42,7 @@ def warmup(
         >>> eq.warmup([torch.float32])
     """
     for dtype in dtypes:
-        if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        if dtype not in FLOATS:
             raise ValueError(
                 f"dtypes must be float16, bfloat16, float32 or float64, got {dtype}: leave out what scores cannot be"
             )

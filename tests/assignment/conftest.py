@@ -2,14 +2,13 @@
 """Small random problems, and their oracle: every assignment, one by one."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
 
 import equipoise as eq
 
@@ -115,11 +114,3 @@ def _check_certified(scores: torch.Tensor, a: eq.Assignment) -> None:
 def check_certified() -> Callable[[torch.Tensor, eq.Assignment], None]:
     """Asserts all that holds for the result of an exact method, the gap included."""
     return _check_certified
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Switches the run-time check of signatures off, to see what users see."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)

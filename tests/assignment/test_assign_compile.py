@@ -2,62 +2,19 @@
 """The operator is registered soundly, and under torch.compile gives one graph, the same results, the same errors."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 import equipoise as eq
+from support.methods import METHODS
 
-METHODS = ["primal-dual", "cycle-cancelling", "auction"]
-
-# Dynamo traces the checking wrappers that the tests put around every function, and cannot: hence a new interpreter.
-SCRIPT = """
-import torch
-import equipoise as eq
-
-def route(x, weight, mask):
-    scores = x @ weight
-    a = eq.assign(scores, mask=mask)
-    again = eq.assign(scores * 1.01, 9, prices=a.prices)
-    cost = (a.value + a.gap).sum() + (again.prices * again.counts).sum()
-    chosen = scores.gather(-1, again.z.unsqueeze(-1)).squeeze(-1)
-    return a.z, a.counts, a.capacity, a.mask, cost, again.z, chosen.sum()
-
-generator = torch.Generator().manual_seed(0)
-weight = torch.randn(6, 4, generator=generator)
-compiled = torch.compile(route, fullgraph=True, backend="aot_eager")
-for n in (30, 30, 21, 24):
-    x = torch.randn(3, n, 6, generator=generator)
-    mask = torch.rand(3, n, generator=generator) < 0.8
-    results = []
-    for function in (route, compiled):
-        w = weight.clone().requires_grad_()
-        *fields, loss = function(x, w, mask)
-        loss.backward()
-        results.append([*fields, loss.detach(), w.grad])
-    for eager, traced in zip(*results):
-        torch.testing.assert_close(eager, traced)
-        assert eager.dtype.is_floating_point or torch.equal(eager, traced)
-print("same results")
-
-for method in ("cycle-cancelling", "auction", "auto"):
-    one = torch.compile(lambda s, method=method: eq.assign(s, [8, 8, 8, 9], method=method), fullgraph=True,
-                        backend="aot_eager")
-    scores = torch.randn(30, 4, generator=generator)
-    assert torch.equal(one(scores).z, eq.assign(scores, [8, 8, 8, 9], method=method).z)
-    scores[7, 2] = float("nan")
-    try:
-        one(scores)
-    except ValueError as error:
-        print(error)
-"""
+PARTS = ["same_results", "same_errors", "same_gradient", "vmap_of_the_function_itself", "same_conditional_values"]
 
 
 def test_one_graph_with_the_same_results_and_errors(fresh_python: Callable[..., str]) -> None:
-    printed = fresh_python(SCRIPT).splitlines()
-    assert printed[0] == "same results"
-    assert len(printed) == 4
-    assert all(line.startswith("scores must not be NaN, got NaN in row 7") for line in printed[1:])
+    assert fresh_python((Path(__file__).parent / "compiled.py").read_text()).split() == PARTS
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -10,8 +10,8 @@ import torch
 
 import equipoise as eq
 from equipoise.assignment import detour_costs
+from support.methods import METHODS
 
-METHODS = ["primal-dual", "cycle-cancelling", "auction"]
 # One problem of each size has its own way through the default solver.
 SIZES = [(8, 4), (1200, 12)]
 

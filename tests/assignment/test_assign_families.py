@@ -12,6 +12,7 @@ from scipy.optimize import linear_sum_assignment
 
 import equipoise as eq
 from support.families import FAMILIES, draw_scores
+from support.methods import EXACT
 
 # Under 8,192 entries the solver takes a shorter way, so one size is below and two are above.
 SIZES = [(600, 8), (1500, 16), (3000, 32)]
@@ -83,7 +84,7 @@ def test_value_of_pot(family: str, n: int, k: int, factor: float) -> None:
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("n", "k"), [(40, 4), (600, 8), (3000, 32)])
-@pytest.mark.parametrize("method", ["primal-dual", "cycle-cancelling"])
+@pytest.mark.parametrize("method", EXACT)
 def test_a_score_that_stands_for_forbidden_does_not_blur_the_others(
     method: str, n: int, k: int, dtype: torch.dtype, factor: float
 ) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import equipoise as eq
+from support.methods import EXACT, METHODS
 
-METHODS = ["primal-dual", "cycle-cancelling", "auction"]
 FIELDS = ("z", "counts", "capacity", "mask", "value", "prices", "gap")
 # torch itself uses torch.jit.script for the first dual number of a process.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -50,7 +50,7 @@ def test_masked_rows_and_forbidden_pairs_have_no_gradient(method: str) -> None:
     assert float(scores.grad[5].sum()) == 0
 
 
-@pytest.mark.parametrize("method", ["primal-dual", "cycle-cancelling"])
+@pytest.mark.parametrize("method", EXACT)
 def test_against_finite_differences(method: str) -> None:
     scores = draw(2, 7, 3).requires_grad_()
 
@@ -125,31 +125,3 @@ def test_errors_within_vmap_name_the_problem() -> None:
     scores[2, 5, 0] = math.nan
     with pytest.raises(ValueError, match="got NaN in row 5 of problem 2"):
         torch.vmap(lambda x: eq.assign(x).value)(scores)
-
-
-# Without the checking import hook: Dynamo cannot trace it, and vmap makes an Assignment of numbers for a moment.
-SCRIPT = """
-import torch
-import equipoise as eq
-
-def loss(x):
-    a = eq.assign(x, 9)
-    return (a.value * torch.arange(1.0, 4.0)).sum()
-
-x = torch.randn(3, 30, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
-expected, = torch.autograd.grad(loss(x), x)
-found, = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(x), x)
-assert torch.equal(found, expected) and float(expected.sum()) == 30 * 6
-print("same gradient")
-
-x = x.detach()
-mapped, together = torch.vmap(eq.assign)(x), eq.assign(x)
-assert isinstance(mapped, eq.Assignment)
-for field in ("z", "counts", "capacity", "mask", "value", "prices", "gap"):
-    assert torch.equal(getattr(mapped, field), getattr(together, field)), field
-print("same assignment")
-"""
-
-
-def test_gradient_under_compile_and_vmap_of_the_function_itself(fresh_python: Callable[..., str]) -> None:
-    assert fresh_python(SCRIPT).splitlines() == ["same gradient", "same assignment"]

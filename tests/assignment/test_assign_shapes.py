@@ -10,8 +10,8 @@ import torch
 
 import equipoise as eq
 from support.families import draw_scores
+from support.methods import EXACT, METHODS
 
-METHODS = ["primal-dual", "cycle-cancelling", "auction"]
 FIELDS = ("z", "counts", "capacity", "mask", "value", "prices", "gap")
 Check = Callable[[torch.Tensor, eq.Assignment], None]
 
@@ -156,7 +156,7 @@ def test_arguments_are_left_alone(method: str, n: int, generator: torch.Generato
 
 @pytest.mark.parametrize("factor", [1.0, 1.25])
 @pytest.mark.parametrize(("n", "k"), [(200, 8), (2000, 16)])
-@pytest.mark.parametrize("method", ["primal-dual", "cycle-cancelling"])
+@pytest.mark.parametrize("method", EXACT)
 class TestWarmStart:
     def test_from_any_prices(
         self, method: str, n: int, k: int, factor: float, check_certified: Check, generator: torch.Generator

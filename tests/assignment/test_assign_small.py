@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import equipoise as eq
+from support.methods import EXACT, METHODS
 
-EXACT = ["primal-dual", "cycle-cancelling"]
 SEEDS = st.integers(0, 2**32 - 1)
 Check = Callable[[torch.Tensor, eq.Assignment], None]
 
@@ -122,7 +122,7 @@ def test_value_does_not_depend_on_the_exact_method(generator: torch.Generator) -
     torch.testing.assert_close(values[1], values[2], rtol=2e-9, atol=0)
 
 
-@pytest.mark.parametrize("method", ["primal-dual", "cycle-cancelling", "auction"])
+@pytest.mark.parametrize("method", METHODS)
 def test_padding_may_hold_anything(method: str, generator: torch.Generator) -> None:
     scores = torch.randn(7, 3, generator=generator)
     clean = eq.assign(scores[:5], 2, method=method)

@@ -12,12 +12,12 @@ import equipoise as eq
 from equipoise.assignment import _conditional
 from equipoise.assignment._conditional import conditional_values
 from equipoise.ops import draw_gumbel
+from support.methods import EXACT
 
 INF = float("inf")
-METHODS = ["primal-dual", "cycle-cancelling"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EXACT)
 def test_equals_enumeration_on_random_problems(enumerate_all: Callable, random_problem: Callable, method: str) -> None:
     checked = 0
     for seed in range(400):
@@ -47,7 +47,7 @@ def values_by_solving_again(scores: torch.Tensor, capacity: int | torch.Tensor) 
     return eq.assign(fixed, capacity, method="cycle-cancelling").value
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EXACT)
 @pytest.mark.parametrize("family", ["gumbel", "identical", "clusters", "binary"])
 @pytest.mark.parametrize("capacity", [5, 6, 30])
 def test_equals_solving_again(family: str, capacity: int, method: str, generator: torch.Generator) -> None:
@@ -71,7 +71,7 @@ def test_ties_in_many_experts_do_not_blow_up_rounding(generator: torch.Generator
     torch.testing.assert_close(found, a.value.expand(256, 64), rtol=1e-12, atol=0.0)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EXACT)
 def test_own_column_holds_the_value_and_no_other_more(method: str, generator: torch.Generator) -> None:
     scores = draw_gumbel([4, 50, 6], generator=generator)
     a = eq.assign(scores, method=method)
@@ -165,25 +165,6 @@ def test_the_operator_passes_opcheck(generator: torch.Generator) -> None:
         torch.ops.equipoise.conditional_values.default,
         (scores, a.z, a.counts, a.capacity, a.mask, a.value, a.prices, a.gap),
     )
-
-
-COMPILED = """
-import torch
-from equipoise.assignment import assign
-from equipoise.assignment import _conditional
-from equipoise.assignment._conditional import conditional_values
-
-def conditional(x):
-    return conditional_values(x, assign(x, method="cycle-cancelling")) + 1
-
-scores = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
-compiled = torch.compile(conditional, fullgraph=True, backend="aot_eager")
-print(torch.equal(compiled(scores), conditional(scores)))
-"""
-
-
-def test_compiles_without_a_graph_break(fresh_python: Callable[..., str]) -> None:
-    assert fresh_python(COMPILED).strip() == "True"
 
 
 def test_the_kernel_equals_its_twin_in_torch(random_problem: Callable) -> None:

@@ -15,6 +15,7 @@ import torch
 import equipoise as eq
 from equipoise._core import _threads
 from support.families import draw_scores
+from support.methods import METHODS
 
 FIELDS = ("z", "counts", "value", "prices", "gap")
 # More rows than one block of the parallel passes, so that threads share a problem; ties, so that order would show.
@@ -48,7 +49,7 @@ def test_number_of_threads_does_not_matter(name: str, slack: int) -> None:
         check_same(results[0], result)
 
 
-@pytest.mark.parametrize("method", ["primal-dual", "cycle-cancelling", "auction"])
+@pytest.mark.parametrize("method", METHODS)
 def test_repeated_calls_agree(method: str) -> None:
     scores = draw_scores("duplicates", 400, 8, seed=2)
     torch.set_num_threads(2)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slow, obvious twin of eq.sinkhorn, and signatures without run-time checks."""
+"""The slow, obvious twin of eq.sinkhorn."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from jaxtyping import config
 from torch import Tensor
 
 PlainSinkhorn = Callable[..., Tensor]
@@ -29,11 +28,3 @@ def _plain_sinkhorn(logits: Tensor, target: Tensor, iterations: int, *, slack: b
 def plain_sinkhorn() -> PlainSinkhorn:
     """Rows and columns normalised in turn, in log space, every step recorded by autograd; returns log_p."""
     return _plain_sinkhorn
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Switches the run-time check of signatures off, to see what users see."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)

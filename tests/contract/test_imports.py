@@ -3,6 +3,8 @@
 
 import ast
 import json
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -65,16 +67,48 @@ assert eq.audit.audit("sample", eq.audit.Conditions(n=2, draws=100)).draws == 10
 print(*sorted({name.partition(".")[0] for name in sys.modules if "equipoise" in name}))
 """
 
-COMMAND = """
-import sys
-blocked, arguments = sys.argv[1].split(), sys.argv[2:]
-sys.modules.update(dict.fromkeys(blocked))
+# One process for all: each case finds the laboratory not imported yet, and some modules missing.
+COMMANDS = """
+import contextlib, io, json, sys
 from equipoise.__main__ import main
-try:
-    main(arguments)
-except SystemExit as ended:
-    print("exit", ended.code)
+
+def run(blocked, arguments):
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("equipoise_lab", *blocked)]:
+        del sys.modules[name]
+    sys.modules.update(dict.fromkeys(blocked))
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main(arguments)
+    except (SystemExit, ModuleNotFoundError) as ended:
+        how = ended.code if isinstance(ended, SystemExit) else ended.name
+    for name in blocked:
+        del sys.modules[name]
+    return out.getvalue(), err.getvalue(), how
+
+print(json.dumps({name: run(*case) for name, case in json.loads(sys.argv[1]).items()}))
 """
+CASES = {
+    "typer": (["typer"], ["bench", "assign"]),
+    "rich": (["rich"], ["bench", "assign"]),
+    "extras": (EXTRAS, ["bench", "assign"]),
+    "version": (EXTRAS, ["--version"]),
+    "another reason": (["equipoise_lab.cli"], ["--version"]),
+    "late": (["matplotlib"], ["audit", "--out"]),
+}
+Ended = dict[str, tuple[str, str, int | str]]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """What each command wrote to its two streams, and how it ended."""
+    blocked, arguments = CASES["late"]
+    cases = {**CASES, "late": (blocked, [*arguments, str(tmp_path_factory.mktemp("audit") / "out")])}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(cases)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: tuple(parts) for name, parts in json.loads(done.stdout).items()}
 
 
 def test_import_loads_nothing_heavy(fresh_python: Callable[..., str]) -> None:
@@ -85,22 +119,19 @@ def test_library_works_without_extras_and_without_the_laboratory(fresh_python: C
     assert fresh_python(BLOCKED, *EXTRAS, *TOOLS).split() == ["equipoise"]
 
 
-@pytest.mark.parametrize("blocked", ["typer", "rich", " ".join(EXTRAS)])
-def test_command_says_how_to_install_what_it_needs(fresh_python: Callable[..., str], blocked: str) -> None:
-    script = "import contextlib, sys; sys.stderr = sys.stdout\n" + COMMAND
-    line, ended = fresh_python(script, blocked, "bench", "assign").splitlines()
+@pytest.mark.parametrize("blocked", ["typer", "rich", "extras"])
+def test_command_says_how_to_install_what_it_needs(ended: Ended, blocked: str) -> None:
+    out, err, code = ended[blocked]
+    (line,) = err.splitlines()
     assert line.startswith("equipoise: error: the command needs ")
     assert line.endswith(": pip install 'equipoise[lab]'")
-    assert ended == "exit 2"
+    assert (out, code) == ("", 2)
 
 
-def test_what_a_command_imports_late_is_named_too(fresh_python: Callable[..., str], tmp_path: Path) -> None:
-    script = "import sys; sys.stderr = sys.stdout\n" + COMMAND
-    out = fresh_python(script, "matplotlib", "audit", "--out", str(tmp_path / "out"))
-    assert out.splitlines()[-2:] == [
-        "equipoise: error: the command needs matplotlib: pip install 'equipoise[lab]'",
-        "exit 2",
-    ]
+def test_what_a_command_imports_late_is_named_too(ended: Ended) -> None:
+    _, err, code = ended["late"]
+    assert err.splitlines()[-1] == "equipoise: error: the command needs matplotlib: pip install 'equipoise[lab]'"
+    assert code == 2
 
 
 def test_command_starts_in_the_library_which_is_there_without_the_extra() -> None:
@@ -110,15 +141,12 @@ def test_command_starts_in_the_library_which_is_there_without_the_extra() -> Non
     assert required == {"torch", "numpy", "numba", "jaxtyping"}
 
 
-def test_version_needs_no_extra(fresh_python: Callable[..., str]) -> None:
-    assert fresh_python(COMMAND, " ".join(EXTRAS), "--version") == f"equipoise {equipoise.__version__}\nexit 0\n"
+def test_version_needs_no_extra(ended: Ended) -> None:
+    assert ended["version"] == (f"equipoise {equipoise.__version__}\n", "", 0)
 
 
-def test_a_module_that_is_missing_for_another_reason_is_an_error(fresh_python: Callable[..., str]) -> None:
-    script = COMMAND.replace("except SystemExit as ended", "except ModuleNotFoundError as ended").replace(
-        ".code", ".name"
-    )
-    assert fresh_python(script, "equipoise_lab.cli", "--version") == "exit equipoise_lab.cli\n"
+def test_a_module_that_is_missing_for_another_reason_is_an_error(ended: Ended) -> None:
+    assert ended["another reason"] == ("", "", "equipoise_lab.cli")
 
 
 def test_tests_of_the_library_do_not_import_the_laboratory() -> None:

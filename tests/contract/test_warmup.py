@@ -1,16 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`warmup` leaves nothing to compile."""
+"""`warmup` leaves nothing to compile, and nothing that it compiles needs scipy."""
 
+import importlib.util
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import equipoise as eq
+from support.kernels import compiled_files, linear_algebra
 
 TESTS = Path(__file__).parents[1]
+
+KERNEL = """
+from equipoise._core._jit import jit
+
+@jit
+def product(a, b):
+    return a @ b
+
+@jit
+def outer(a):
+    return product(a, a).sum()
+
+@jit
+def plain(a):
+    return a.sum()
+"""
 
 # Both in one process: what the second part needs and the first did not bring is what `warmup` lacks.
 MISSING = """
@@ -26,6 +48,7 @@ from equipoise.assignment import _kernels
 from equipoise.balancing import _two_columns
 sys.path.insert(0, sys.argv[1])
 from support.families import FAMILIES, draw_scores
+from support.kernels import compiled_files, linear_algebra
 
 modules = [module for name, module in vars(_kernels).items() if name.startswith("_") and hasattr(module, "jit")]
 kernels = {k.__name__: k for m in [*modules, _two_columns] for k in vars(m).values() if isinstance(k, Dispatcher)}
@@ -48,12 +71,53 @@ for dtype in (torch.bfloat16, torch.float32, torch.float64):
                 detour_costs(scores, a)
                 eq.sample_gumbel_matching(draw_scores("logits", n, k, seed=4).to(dtype), torch.zeros(n, k, dtype=dtype))
         eq.sinkhorn(draw_scores("logits", n, k, seed=4).to(dtype))
-print(json.dumps(sorted(versions() - warm)))
+called = {name: sorted(linear_algebra(kernel)) for name, kernel in kernels.items()}
+print(json.dumps({
+    "missing": sorted(versions() - warm),
+    "without a file": [name for name, k in kernels.items() if len(compiled_files(k)) < len(k.signatures)],
+    "compiled": sum(len(kernel.signatures) for kernel in kernels.values()),
+    "linear algebra": {name: calls for name, calls in called.items() if calls},
+}))
 """
 
 
-def test_leaves_nothing_to_compile(fresh_python: Callable[..., str]) -> None:
-    assert json.loads(fresh_python(MISSING, str(TESTS), OMP_NUM_THREADS="1").splitlines()[-1]) == []
+@pytest.fixture(scope="module")
+def after_warmup() -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", MISSING, str(TESTS)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_leaves_nothing_to_compile(after_warmup: dict[str, Any]) -> None:
+    assert after_warmup["missing"] == []
+
+
+def test_no_kernel_needs_scipy(after_warmup: dict[str, Any]) -> None:
+    """`test_installed.py` shows the same by compiling everything anew, which takes a minute."""
+    assert after_warmup["compiled"] > 40
+    assert after_warmup["without a file"] == []
+    assert after_warmup["linear algebra"] == {}
+
+
+def test_a_kernel_that_needs_scipy_is_found(tmp_path: Path) -> None:
+    source = tmp_path / "kernel.py"
+    source.write_text(KERNEL)
+    spec = importlib.util.spec_from_file_location("kernel_with_a_product", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.outer(np.eye(2)) == 2.0
+    assert linear_algebra(module.outer) >= {"numba_xxgemm"}
+    assert module.plain(np.eye(2)) == 2.0
+    assert len(compiled_files(module.plain)) == 1
+    assert linear_algebra(module.plain) == set()
 
 
 def test_says_what_it_compiles_and_leaves_the_random_stream_alone() -> None:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of `_core` share: a kernel in a folder of its own, and signatures that are not checked."""
+"""What the tests of `_core` share: a kernel in a folder of its own."""
 
 import importlib.util
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jaxtyping import config
 
 from equipoise._core import _kernel_cache
 
@@ -51,11 +50,3 @@ def load_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
         return module
 
     return load
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Switches the run-time check of signatures off, to see what users see."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import equipoise as eq
-
-METHODS = ["primal-dual", "cycle-cancelling", "auction"]
+from support.methods import METHODS
 
 
 def draw(*shape: int) -> torch.Tensor:

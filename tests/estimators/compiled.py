@@ -139,4 +139,6 @@ def check_default_backend() -> None:
 
 
 if __name__ == "__main__":
-    globals()[f"check_{sys.argv[1]}"]()
+    for case in sys.argv[1:]:
+        torch._dynamo.reset()
+        globals()[f"check_{case}"]()

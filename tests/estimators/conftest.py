@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact expectations of estimates: over every outcome of the sampler, with probabilities found without `log_q`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations, product
 
 import pytest
 import torch
-from jaxtyping import config
 from torch import Tensor
 
 from equipoise.estimators import Noise, Strategy, reinforce
@@ -16,14 +15,6 @@ from equipoise.sampling import Sample
 
 # Noise that decides a row's expert whatever the logits of these tests, without costing digits.
 DECISIVE = 60.0
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Switches the run-time check of signatures off, to see what users see."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
 Baseline = Callable[[Tensor, Sample], Tensor | float]

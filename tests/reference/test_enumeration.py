@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise import reference
-from equipoise._core import check_one_problem
+from equipoise.reference._checks import check_one_problem
 
 Draw = Callable[..., Tensor]
 

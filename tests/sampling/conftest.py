@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random problems, and probabilities found without looking at `log_q`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 import torch
-from jaxtyping import config
 from torch import Tensor
 
 from equipoise.ops import draw_gumbel
@@ -22,14 +21,6 @@ def problem(generator: torch.Generator) -> Callable[..., tuple[Tensor, Tensor]]:
         return logits, draw_gumbel(shape, generator=generator, dtype=torch.float64)
 
     return draw
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Switches the run-time check of signatures off, to see what users see."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
 Sampler = Callable[[Tensor], Sample]

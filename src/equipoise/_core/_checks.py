@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every check of what a caller hands in.
+"""Checks of what a caller hands in, those that several layers share. A layer's own stand with its code.
 
 A failed check raises a `ValueError` that names the parameter, the rule, the value received and the remedy. Checks that
 need only shapes and dtypes are plain Python and vanish under `torch.compile`; checks that need values live where the
@@ -14,7 +14,8 @@ from typing import SupportsFloat
 import torch
 from torch import Tensor
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# What scores, logits and prices may be.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_tensor(name: str, x: Tensor) -> None:
@@ -30,7 +31,7 @@ def check_tensor(name: str, x: Tensor) -> None:
 def check_matrix(name: str, x: Tensor) -> None:
     """Requires a floating-point matrix [..., n, k] with k >= 1."""
     check_tensor(name, x)
-    if x.dtype not in _FLOATS:
+    if x.dtype not in FLOATS:
         raise ValueError(
             f"{name} must be floating point (float16, bfloat16, float32 or float64), got {x.dtype}: "
             f"{f'take {name}.real' if x.is_complex() else f'convert it with {name}.float()'}"
@@ -62,18 +63,6 @@ def check_mask(mask: Tensor | None, shape: Sequence[int]) -> None:
         )
 
 
-def check_prices(prices: Tensor, shape: tuple[int, ...]) -> None:
-    """Requires floating [..., k] that matches `shape` = [..., k]."""
-    check_tensor("prices", prices)
-    if prices.dtype not in _FLOATS:
-        raise ValueError(f"prices must be floating point, got {prices.dtype}: pass an earlier Assignment's .prices")
-    if prices.shape != shape:
-        raise ValueError(
-            f"prices must have shape {list(shape)} (one for each problem and expert), got {list(prices.shape)}: "
-            "pass the .prices of an Assignment of the same batch, or expand them"
-        )
-
-
 def check_same_device(name: str, x: Tensor | None, other_name: str, other: Tensor) -> None:
     """Requires two tensors on one device."""
     if x is not None and x.device != other.device:
@@ -89,59 +78,12 @@ def check_one_of(name: str, value: str, known: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
-def check_one_problem(name: str, x: Tensor) -> None:
-    """Requires a single floating-point matrix [n, k]: no batch dimensions."""
-    check_matrix(name, x)
-    if x.ndim != 2:
-        raise ValueError(f"{name} must be one problem of shape [n, k], got {list(x.shape)}: loop over the batch")
-
-
 def check_positive(name: str, value: float | int) -> None:
     """Requires a finite number above zero."""
     if isinstance(value, bool | str | bytes) or not isinstance(value, SupportsFloat):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{name} must be a number > 0, got {value!r}: give a positive number")
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} must be finite and > 0, got {value}: give a positive number")
-
-
-def check_row(row: int, n: int) -> None:
-    """Requires the index of one of n rows, counted from 0."""
-    if not 0 <= row < n:
-        raise ValueError(f"row must be one of the {n} rows, 0 <= row < {n}, got {row}: count rows from 0")
-
-
-def check_enough_slots(capacity: Tensor, n: int) -> None:
-    """Requires capacities int [k] that hold n rows."""
-    slots = int(capacity.sum())
-    if slots < n:
-        raise ValueError(
-            f"capacity must hold every row: {n} rows need {n} slots, got {slots} in {capacity.tolist()}: raise capacity"
-        )
-
-
-def check_small_enough(what: str, count: int, limit: int) -> None:
-    """Requires at most `limit` of something that is written out in full."""
-    if count > limit:
-        raise ValueError(f"{what} must number at most {limit} to be written out, got {count}: take a smaller n or k")
-
-
-def check_balanced_matrix(name: str, p: Tensor, tolerance: float = 1e-6) -> Tensor:
-    """Requires one matrix [n, k] of probabilities whose columns sum to whole numbers; returns those, int64 [k]."""
-    check_one_problem(name, p)
-    if p.shape[0] == 0:
-        raise ValueError(f"{name} must have at least one row, got shape {list(p.shape)}: leave empty batches out")
-    if not bool((p >= 0).all()):
-        raise ValueError(f"{name} must hold probabilities >= 0, got {float(p.min())}: pass exp of log probabilities")
-    row_error = float((p.sum(1) - 1).abs().amax())
-    if row_error > tolerance:
-        raise ValueError(f"{name} must have rows that sum to 1, got an error of {row_error:.1e}: normalise the rows")
-    columns = p.sum(0)
-    if float((columns - columns.round()).abs().amax()) > tolerance:
-        raise ValueError(
-            f"{name} must have columns that sum to whole numbers (the capacities), got {columns.tolist()}: "
-            "balance it first, to a smaller tolerance"
-        )
-    return columns.round().long()
 
 
 def check_shape(name: str, x: Tensor, shape: Sequence[int], meaning: str) -> None:
@@ -210,22 +152,6 @@ def check_given(name: str, x: Tensor | None) -> Tensor:
     if x is None:
         raise ValueError(f"{name} must be given here, got None: draw it too, as the strategy's draw_noise does")
     return x
-
-
-def check_no_nan(name: str, x: Tensor) -> None:
-    """Requires values that are finite or -inf."""
-    bad = ~(x < float("inf"))
-    if bool(bad.any()):
-        raise ValueError(
-            f"{name} must be finite or -inf (a forbidden pair), got {float(x[bad][0])} at index "
-            f"{bad.nonzero()[0].tolist()}: look for an overflow upstream"
-        )
-
-
-def check_possible(name: str, log_normaliser: Tensor) -> None:
-    """Requires that the forbidden pairs leave at least one assignment."""
-    if float(log_normaliser) == -float("inf"):
-        raise ValueError(f"{name} must leave an assignment within capacity, got none: fewer -inf, or a larger capacity")
 
 
 def check_iterations(name: str, value: int) -> None:

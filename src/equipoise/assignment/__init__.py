@@ -3,6 +3,7 @@
 
 from equipoise.assignment._assign import METHODS as METHODS
 from equipoise.assignment._assign import assign as assign
+from equipoise.assignment._assign import certified as certified
 from equipoise.assignment._assignment import Assignment as Assignment
 from equipoise.assignment._conditional import conditional_values as conditional_values
 from equipoise.assignment._conditional import detour_costs as detour_costs
@@ -11,6 +12,7 @@ __all__ = [
     "Assignment",
     "METHODS",
     "assign",
+    "certified",
     "conditional_values",
     "detour_costs",
 ]

@@ -4,7 +4,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,18 +17,21 @@ from equipoise._core import (
     check_mask,
     check_matrix,
     check_one_of,
-    check_prices,
     check_same_device,
     has_tangent,
     in_transform,
 )
 from equipoise._core._operators import operator
 from equipoise.assignment._assignment import Assignment
-from equipoise.assignment._infeasible import check_start, check_top_k
-from equipoise.assignment._range import Solved, solve_in_range
+from equipoise.assignment._auction import auction_assign
+from equipoise.assignment._certificate import certificate
+from equipoise.assignment._checks import check_prices, check_top_k
+from equipoise.assignment._cycle_cancelling import cycle_cancelling
+from equipoise.assignment._infeasible import check_start
+from equipoise.assignment._range import Solved, Solver, solve_in_range
 
-Method = Literal["auto", "primal-dual", "cycle-cancelling", "auction"]
-METHODS = ("auto", "primal-dual", "cycle-cancelling", "auction")
+# From scores [b, n, k], capacity [b, k], mask [b, n] or None and prices [b, k] or None: z and prices.
+TorchSolver = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
 
 
 def assign(
@@ -98,7 +101,7 @@ def assign(
         Tokuyama, Nakano (1995), Efficient algorithms for the Hitchcock transportation problem.
     """
     check_matrix("scores", scores)
-    check_one_of("method", method, METHODS)
+    check_one_of("method", method, ("auto", *METHODS))
     *batch, n, k = scores.shape
     each = 1 if top_k is None else check_top_k(top_k, k, method)
     check_mask(mask, [*batch, n])
@@ -111,7 +114,7 @@ def assign(
     # None is left to the solver: where it works in NumPy anyway, that makes the tensor in a third of the time.
     given = None if capacity is None else check_capacity(capacity, batch, n, k, mask, scores.device)
     if method == "auto":
-        method = "primal-dual" if scores.device.type == "cpu" or top_k is not None else "cycle-cancelling"
+        method = "primal-dual" if top_k is not None else _best_method(scores.device)
     elif method == "primal-dual" and scores.device.type != "cpu":
         raise ValueError(
             f'method "primal-dual" needs scores on the CPU, got {scores.device}: use "cycle-cancelling" or scores.cpu()'
@@ -133,6 +136,10 @@ def assign(
     return Assignment(
         z=z, counts=counts, capacity=full_capacity, mask=used_mask, value=value, prices=final_prices, gap=gap
     )
+
+
+def _best_method(device: torch.device) -> str:
+    return "primal-dual" if device.type == "cpu" else "cycle-cancelling"
 
 
 def _with_gradient(value: Tensor, scores: Tensor, z: Tensor, mask: Tensor | None) -> Tensor:
@@ -168,7 +175,7 @@ def _assign_op(
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
     if method != "primal-dual":
-        return solve_in_range(functools.partial(_solve_in_torch, method=method), scores, capacity, mask, prices)
+        return solve_in_range(METHODS[method], scores, capacity, mask, prices)
     solve, device = functools.partial(_compiled_solver(), top_k=each), scores.device
     if device.type == "cpu":
         return solve_in_range(solve, scores, capacity, mask, prices)
@@ -207,16 +214,26 @@ def _compiled_solver() -> Callable[..., Solved]:
     return primal_dual
 
 
+def _solve_compiled(scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None) -> Solved:
+    return _compiled_solver()(scores, capacity, mask, prices)
+
+
 _OPERATOR = torch.ops.equipoise.assign.default
 
 
-def _solve_in_torch(
-    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, method: str
-) -> Solved:
-    from equipoise.assignment._auction import auction_assign
-    from equipoise.assignment._certificate import certificate
-    from equipoise.assignment._cycle_cancelling import cycle_cancelling
+def certified(solver: TorchSolver) -> Solver:
+    """Makes a method of a solver that finds z and prices: counts, value and gap are computed from those.
 
+    Args:
+        solver: takes one batch dimension, checked input and prices in float64; returns z int64 [b, n] (k where a row is
+            masked) and prices float64 [b, k], by the rules of `Assignment`.
+    """
+    return functools.partial(_solve_in_torch, solver)
+
+
+def _solve_in_torch(
+    solver: TorchSolver, scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None
+) -> Solved:
     *batch, n, k = scores.shape
     capacity = check_capacity(capacity, batch, n, k, mask, scores.device)
     rows = np.array(n) if mask is None else np.asarray(mask.sum(-1).cpu().numpy())
@@ -225,7 +242,6 @@ def _solve_in_torch(
     flat, flat_capacity = scores.reshape(problems, n, k), capacity.reshape(problems, k)
     flat_mask = None if mask is None else mask.reshape(problems, n)
     flat_prices = None if prices is None else prices.reshape(problems, k).double()
-    solver = cycle_cancelling if method == "cycle-cancelling" else auction_assign
     z, final_prices = solver(flat, flat_capacity, flat_mask, flat_prices)
     counts, value, gap = certificate(flat, z, final_prices, flat_capacity, flat_mask)
     return (
@@ -237,3 +253,11 @@ def _solve_in_torch(
         final_prices.reshape(*batch, k),
         gap.reshape(batch),
     )
+
+
+# What `assign` knows by name, apart from "auto". A new method is one row here.
+METHODS: dict[str, Solver] = {
+    "primal-dual": _solve_compiled,
+    "cycle-cancelling": certified(cycle_cancelling),
+    "auction": certified(auction_assign),
+}

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equipoise.assignment._certificate import certificate
+from equipoise.assignment._checks import check_scores
 from equipoise.assignment._completion import complete
-from equipoise.assignment._infeasible import illegal_scores
 from equipoise.assignment._move_cost import move_cost, relax_prices
 from equipoise.ops import count_groups, rank_within_groups
 
@@ -90,19 +90,10 @@ def auction_start(
         return torch.full([b, n], k, device=scores.device), scores.new_zeros([b, k], dtype=torch.float64)
     # An expert without slots takes no bids. Its score may still be NaN, which is checked on the whole matrix.
     wide = scores.double().masked_fill((capacity == 0).unsqueeze(1), -torch.inf)
-    _check_scores(scores, wide, capacity, rows)
+    check_scores(scores, wide, capacity, rows)
     start = _starting_prices(wide, capacity, rows, prices)
     z, bid_prices = _bid(wide, capacity, rows, start, _epsilon(wide, rows))
     return complete(wide, z, capacity, rows), bid_prices
-
-
-def _check_scores(scores: Tensor, open_scores: Tensor, capacity: Tensor, rows: Tensor) -> None:
-    """Requires scores without NaN and +inf, and for every row an expert with a capacity above 0."""
-    most = open_scores.amax(-1)
-    legal = most.isfinite() & ~(scores == torch.inf).any(-1) & ~scores.isnan().any(-1)
-    if not bool((legal | ~rows).all()):
-        problem, row = (int(i) for i in (rows & ~legal).nonzero()[0])
-        raise illegal_scores(scores[problem].double().cpu().numpy(), capacity[problem].cpu().numpy(), 1, row, problem)
 
 
 def _epsilon(scores: Float[Tensor, "b n k"], rows: Bool[Tensor, "b n"]) -> Float[Tensor, "b"]:

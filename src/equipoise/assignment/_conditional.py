@@ -5,6 +5,7 @@ Legend: b problems (the batch, flattened), n rows (datapoints), k columns (exper
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -140,19 +141,24 @@ def _detour_costs_op(
 
 
 def _detours_with_kernel(scores: Tensor, z: Tensor, counts: Tensor, capacity: Tensor, prices: Tensor) -> Tensor:
-    """Computes them on the CPU, problem by problem."""
-    from equipoise._core._threads import cut, run_blocks
     from equipoise.assignment._kernels._detours import detour_batch
+
+    k = scores.shape[-1]
+    return _run_kernel(detour_batch, (k, k), scores, z, capacity - counts, prices)
+
+
+def _run_kernel(kernel: Callable[..., None], size: tuple[int, int], scores: Tensor, *parts: Tensor) -> Tensor:
+    """Computes float64 [b, *size] on the CPU, problem by problem, from scores [b, n, k] and parts [b, ...]."""
+    from equipoise._core._threads import cut, run_blocks
 
     b, n, k = scores.shape
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
-    out = torch.empty([b, k, k], dtype=torch.float64)
-    s, expert, free, p = (x.contiguous().numpy() for x in (scores, z, capacity - counts, prices))
-    result = out.numpy()
+    out = torch.empty([b, *size], dtype=torch.float64)
+    given, result = [x.contiguous().numpy() for x in (scores, *parts)], out.numpy()
 
     def solve(start: int, stop: int) -> None:
-        detour_batch(s, expert, free, p, start, stop, result)
+        kernel(*given, start, stop, result)
 
     run_blocks(solve, cut(b, max(1, _BLOCK // (n * k + 1))))
     return out
@@ -196,22 +202,10 @@ def _conditional_values_op(
 def _with_kernel(
     scores: Tensor, value: Tensor, z: Tensor, counts: Tensor, capacity: Tensor, mask: Tensor, prices: Tensor
 ) -> Tensor:
-    """Computes them on the CPU, problem by problem."""
-    from equipoise._core._threads import cut, run_blocks
     from equipoise.assignment._kernels._detours import conditional_batch
 
-    b, n, k = scores.shape
-    if scores.dtype in (torch.float16, torch.bfloat16):
-        scores = scores.float()
-    out = torch.empty([b, n, k], dtype=torch.float64)
-    s, expert, free, rows, v, p = (x.contiguous().numpy() for x in (scores, z, capacity - counts, mask, value, prices))
-    result = out.numpy()
-
-    def solve(start: int, stop: int) -> None:
-        conditional_batch(s, expert, free, rows, v, p, start, stop, result)
-
-    run_blocks(solve, cut(b, max(1, _BLOCK // (n * k + 1))))
-    return out
+    n, k = scores.shape[1:]
+    return _run_kernel(conditional_batch, (n, k), scores, z, capacity - counts, mask, value, prices)
 
 
 def _with_torch(

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a problem has no solution, in words."""
 
-import numbers
 from typing import Any
 
 import numpy as np
@@ -62,19 +61,6 @@ def illegal_scores(scores: Matrix, capacity: NDArray[np.int64], top_k: int, row:
 
 def _more(top_k: int) -> str:
     return "one" if top_k == 1 else "more, lower top_k"
-
-
-def check_top_k(top_k: int, k: int, method: str) -> int:
-    """Requires a number of experts that a row can take, and a method that takes it."""
-    if isinstance(top_k, bool) or not isinstance(top_k, numbers.Integral):
-        raise ValueError(f"top_k must be an integer or None, got {top_k!r}: give the number of experts a row")
-    if not 1 <= top_k <= k:
-        raise ValueError(f"top_k must be between 1 and the number of experts, {k}, got {top_k}: a row's experts differ")
-    if method not in ("auto", "primal-dual"):
-        raise ValueError(
-            f'top_k needs the method "auto" or "primal-dual", got {method!r}: leave top_k out, or change it'
-        )
-    return int(top_k)
 
 
 def no_room(

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import check_balanced_matrix
+from equipoise.reference._checks import check_balanced_matrix
 from equipoise.reference._distribution import AssignmentDistribution
 
 # Rounding of a probability after up to n k subtractions of numbers below 1, with room to spare.

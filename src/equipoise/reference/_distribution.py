@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equipoise._core import check_one_problem
+from equipoise.reference._checks import check_one_problem
 from equipoise.reference._enumeration import assignment_values, enumerate_assignments
 
 

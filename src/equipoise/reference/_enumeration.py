@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equipoise._core import check_capacity, check_enough_slots, check_no_nan, check_one_problem, check_small_enough
+from equipoise._core import check_capacity
+from equipoise.reference._checks import check_enough_slots, check_no_nan, check_one_problem, check_small_enough
 
 Capacity = int | Sequence[int] | Tensor | None
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_one_problem
+from equipoise.reference._checks import check_one_problem
 from equipoise.reference._distribution import independent_distribution
 from equipoise.reference._enumeration import assignment_values
 

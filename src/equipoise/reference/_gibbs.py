@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equipoise._core import check_positive, check_possible, check_small_enough
+from equipoise._core import check_positive
+from equipoise.reference._checks import check_possible, check_small_enough
 from equipoise.reference._distribution import AssignmentDistribution
 from equipoise.reference._enumeration import Capacity, assignment_values, enumerate_assignments, one_problem
 

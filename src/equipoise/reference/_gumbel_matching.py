@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_positive, check_row
+from equipoise._core import check_positive
 from equipoise.assignment import assign
 from equipoise.ops import draw_gumbel
+from equipoise.reference._checks import check_row
 from equipoise.reference._distribution import AssignmentDistribution
 from equipoise.reference._enumeration import Capacity, best_assignment, enumerate_assignments, one_problem
 

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_balanced_matrix, check_one_problem, check_positive
+from equipoise._core import check_positive
+from equipoise.reference._checks import check_balanced_matrix, check_one_problem
 from equipoise.reference._gibbs import gibbs_log_marginals
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_one_problem, check_small_enough
+from equipoise.reference._checks import check_one_problem, check_small_enough
 
 MAX_ORDER = 20
 

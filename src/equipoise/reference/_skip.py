@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_capacity, check_one_problem, check_small_enough, checked_slots
+from equipoise._core import check_capacity, checked_slots
+from equipoise.reference._checks import check_one_problem, check_small_enough
 from equipoise.reference._distribution import independent_distribution
 from equipoise.reference._enumeration import MAX_LIST, Capacity
 

@@ -41,20 +41,24 @@ def test_exact_loss_is_the_expectation_over_experts(task: Task, small: Compariso
     torch.testing.assert_close(learner.loss(x, y), expected)
 
 
+@pytest.mark.usefixtures("unchecked")  # the other tests check the same signatures; here they would take half the time
 @pytest.mark.parametrize("name", ["skip-iw", "skip-iw-recipe", "gm-iw-mix-recipe"])
 def test_sampled_gradients_have_the_exact_one_for_their_mean(name: str, task: Task, small: Comparison) -> None:
-    """With what the contender really does in a step: router, weights, baseline. Five standard errors."""
+    """With what the contender really does in a step: router, weights, baseline. Five standard errors.
+
+    That the estimates are unbiased, to the last digit, is shown by the tests of `estimators` and `nn`.
+    """
     sampled = _Learner(replace(first_run(name, small), seed=3), small, task)
     setting = replace(sampled.run.setting, balance_loss=0.0, marginal_entropy=0.0)
     sampled.layer = build_layer(replace(sampled.run, setting=setting), small, task)
     exact = _Learner(replace(first_run("exact", small), seed=3, setting=setting), small, task)
     x, y = task.train.x[:32], task.train.y[:32]
     (wanted,) = torch.autograd.grad(exact.loss(x, y), [exact.layer.router.weight])
-    draws = [torch.autograd.grad(sampled.loss(x, y), [sampled.layer.router.weight])[0] for _ in range(1500)]
+    draws = [torch.autograd.grad(sampled.loss(x, y), [sampled.layer.router.weight])[0] for _ in range(500)]
     found = torch.stack(draws)
     error = found.std(0) / len(draws) ** 0.5
     assert ((found.mean(0) - wanted).abs() < 5.0 * error + 1e-7).all()
-    assert (wanted.abs() > 5.0 * error).any()  # not for want of looking
+    assert (wanted.abs() > 20.0 * error).any()  # not for want of looking: a quarter of it missing would show
 
 
 def test_label_aware_baseline_knows_past_batches_only(task: Task, small: Comparison) -> None:
