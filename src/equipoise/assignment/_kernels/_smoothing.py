@@ -426,11 +426,11 @@ def descend(
             if stays < MOST_STAYS:
                 continue
             break
-        before = need.shape[0]
+        before = first[need.shape[0]]
         m = narrow(need, first, cols, vals, prices, reach * mu / 4, fixed, counts)
         need, first = need[:m], first[: m + 1]
         excess = misplaced(counts, target, prices, STEP * mu if free > 0 else -1.0)
-        tied = tied + 1 if excess > 0.9 * last and m > 0.9 * before else 0
+        tied = tied + 1 if excess > 0.9 * last and first[m] > 0.9 * before else 0
         last = excess
         if excess <= goal or m == 0 or tied == MOST_TIED or mu / 4 < least:
             status = TIED if excess > max(goal, rows / 8) else REACHED
