@@ -43,8 +43,9 @@ SMALL_ENTRIES, SMALL_ROWS = 8192, 4
 BLOCK_ROWS = 8192
 # Rows of the first sample, for each expert and at least; each next sample has four times as many.
 SAMPLE_ROWS, LEAST_SAMPLE, FINER = 16, 1024, 4
-# How far a price may still move, in standard deviations of what the rows that were asked leave unknown of it.
-RADIUS = 2.0
+# How far a price may still move: this part of the largest of k normal errors, sqrt(2 log k) standard deviations of what
+# the rows that were asked leave unknown of a price.
+RADIUS = 0.7
 # Rows that tell how far offers differ.
 SPREAD_ROWS = 64
 # Smoothing, as a part of the radius of the candidates: what is further away has next to no share.
@@ -319,7 +320,7 @@ class _Problem:
             status = _smoothing.REACHED
         self.prices -= self.prices.min()
         self.log.append(f"newton, stride {stride}, {len(contested.rows)} rows: {status}, mu {mu:.3g}")
-        return status, RADIUS * deviation
+        return status, RADIUS * math.sqrt(2 * math.log(len(deviation))) * deviation
 
     def _collect(self, radius: Floats | None, stride: int = 1) -> tuple[Contested, Settled]:
         """Tells settled rows from contested ones; without a radius every expert is a candidate of every row."""

@@ -8,7 +8,7 @@ Legend: n rows, k experts, K experts a row, m contested rows as in `_contested.p
 
 import numpy as np
 
-from equipoise._core._jit import jit
+from equipoise._core._jit import jit, jit_vector
 from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores
 
 
@@ -47,6 +47,14 @@ def take_held(rows: Ints, need: Ints, first: Counts, cols: Ints, held: Flags, z:
                 t += 1
 
 
+@jit_vector
+def _better(row: Scores, prices: Floats, worst: float) -> int:
+    count = 0
+    for j in range(row.shape[0]):
+        count += np.float64(row[j]) - prices[j] > worst
+    return count
+
+
 @jit
 def missed(scores: Scores, rows: Ints, z: Ints, prices: Floats) -> float:
     """What these rows miss, in all: the sum of their K best offers, less that of the offers they hold."""
@@ -56,10 +64,7 @@ def missed(scores: Scores, rows: Ints, z: Ints, prices: Floats) -> float:
         worst = np.inf
         for t in range(top_k):
             worst = min(worst, np.float64(scores[i, z[i, t]]) - prices[z[i, t]])
-        better = 0
-        for j in range(k):
-            better += np.float64(scores[i, j]) - prices[j] > worst
-        if better < top_k:
+        if _better(scores[i], prices, worst) < top_k:
             continue
         top[:] = -np.inf
         for j in range(k):
