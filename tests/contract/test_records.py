@@ -63,7 +63,7 @@ KINDS = ("Assignment", "Balanced", "Sample", "Rounds", "Noise", "Routing")
 TEXTS = {
     "Assignment": r"Assignment\(n=6, k=3, value=-\d\S+, gap=\S+\)",
     "Balanced": r"Balanced\(n=6, k=3, converged=True, iterations=\d+, error=\S+\)",
-    "Sample": r"Sample\(n=6, k=3, balanced=True, deterministic=False, gap=\S+\)",
+    "Sample": r"Sample\(n=6, k=3, respects_capacity=True, assigns_all=True, deterministic=False, gap=\S+\)",
     "Rounds": r"Rounds\(n=6, k=3, K=2\)",
     "Noise": r"Noise\(gumbel=float32\[8, 6, 3\], coin=float32\[8, 6\], pick=0\.\d+\)",
     "Routing": r"Routing\(T=6, E=3, K=1, shape=\(2, 3\), capacity=\d, score_function=True, gap=\S+\)",
@@ -164,8 +164,9 @@ def test_captured_records_are_shown_by_layer() -> None:
 
 
 def test_strategies_show_their_options() -> None:
-    assert repr(eq.STRATEGIES["gm"]) == "Combination(name='gm', balanced=True, unbiased=False)"
-    assert repr(eq.STRATEGIES["gm-iw-avg-mix"]).endswith("unbiased=True, eps=0.2, draws=8)")
+    text = "WeightedSampler(name='gm', respects_capacity=True, assigns_all=True, unbiased=False)"
+    assert repr(eq.STRATEGIES["gm"]) == text
+    assert repr(eq.STRATEGIES["gm-iw-avg-mix"]).endswith("unbiased=True, eps=0.2, solves=8)")
 
 
 @pytest.mark.parametrize("name", ROUTERS)

@@ -32,7 +32,7 @@ def router_names() -> list[str]:
 
 
 def router_takes(name: str, option: str) -> bool:
-    """Whether a router has a use for an option of `MoE`: top_k, loss, sinkhorn_first, importance, eps, draws."""
+    """Whether a router has a use for an option of `MoE`: top_k, loss, sinkhorn_first, importance, eps, solves."""
     return option in eq.nn.ROUTERS[name].options
 
 
@@ -130,6 +130,8 @@ def moving_average(losses: Sequence[Tensor], s: Any, decay: float) -> list[Tenso
 
 
 def moe(dim: int, num_experts: int, **options: Any) -> nn.Module:
+    if "draws" in options:  # as it was called when the numbers were stored
+        options["solves"] = options.pop("draws")
     return eq.nn.MoE(dim, num_experts, **options)
 
 

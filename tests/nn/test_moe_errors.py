@@ -21,7 +21,7 @@ from equipoise.nn import (
     Router,
     RouteRequest,
     RunningPrices,
-    StrategyRule,
+    SamplingRule,
     TopK,
 )
 
@@ -110,9 +110,9 @@ def test_mixture_weight(eps: float) -> None:
     refused(r"eps must be in \[0, 1\), got", MoE, 4, 2, router="gm-iw-mix", eps=eps)
 
 
-@pytest.mark.parametrize("draws", [0, -1])
-def test_number_of_draws(draws: int) -> None:
-    refused(f"draws must be an integer >= 1, got {draws}", MoE, 4, 2, router="gm-iw-avg", draws=draws)
+@pytest.mark.parametrize("solves", [0, -1])
+def test_number_of_solves(solves: int) -> None:
+    refused(f"solves must be an integer >= 1, got {solves}", MoE, 4, 2, router="gm-iw-avg", solves=solves)
 
 
 def test_what_chooses_itself() -> None:
@@ -124,9 +124,9 @@ def test_what_chooses_itself() -> None:
         refused(message, MoE, 4, 2, temperature="auto", target_sample_size=target)
     message = "temperature and eps must be numbers without importance weights, got 'auto' and None"
     refused(message, MoE, 4, 2, temperature="auto", importance=False)
-    rule = StrategyRule(STRATEGIES["gm-iw-mix"])
+    rule = SamplingRule(STRATEGIES["gm-iw-mix"])
     refused("eps must be None, or 'auto' where the rule mixes, .* got 0.3", MoE, 4, 2, router=rule, eps=0.3)
-    refused("names must be one of 'eps', 'temperature', got 'draws'", AutoProposal, ["draws"])
+    refused("names must be one of 'eps', 'temperature', got 'solves'", AutoProposal, ["solves"])
     refused("window must be an integer >= 1, got 0", AutoProposal, ["eps"], window=0)
     refused("step must be finite and > 1, got 1.0", AutoProposal, ["eps"], step=1.0)
 
@@ -148,10 +148,10 @@ def test_more_choices_than_experts() -> None:
         ("switch", {"top_k": 2}),
         ("skip-iw", {"eps": 0.2}),
         ("gm-iw", {"eps": "auto"}),
-        ("gm-iw-mix", {"draws": 4}),
-        ("switch", {"draws": 4}),
+        ("gm-iw-mix", {"solves": 4}),
+        ("switch", {"solves": 4}),
         ("switch", {"temperature": "auto"}),
-        (Base(), {"draws": 4}),
+        (Base(), {"solves": 4}),
         (Base(), {"eps": "auto"}),
         ("switch", {"sinkhorn_first": True}),
         ("topk", {"importance": False}),

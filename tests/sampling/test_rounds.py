@@ -19,7 +19,7 @@ EXACT = 1e-12
 BIASED = 1e-3
 # Noise that decides a row's expert whatever the logits of these tests, without costing digits.
 DECISIVE = 60.0
-BALANCED = [name for name, strategy in STRATEGIES.items() if strategy.balanced]
+BALANCED = [name for name, strategy in STRATEGIES.items() if strategy.respects_capacity]
 
 
 @pytest.fixture(autouse=True)

@@ -41,10 +41,10 @@ from equipoise._core._expert_checks import check_size as check_size
 from equipoise._core._expert_checks import check_tokens as check_tokens
 from equipoise._core._expert_checks import checked_counts as checked_counts
 from equipoise._core._mixture_checks import check_coin as check_coin
-from equipoise._core._mixture_checks import check_draws as check_draws
-from equipoise._core._mixture_checks import check_draws_of as check_draws_of
 from equipoise._core._mixture_checks import check_eps as check_eps
 from equipoise._core._mixture_checks import check_option as check_option
+from equipoise._core._mixture_checks import check_solves as check_solves
+from equipoise._core._mixture_checks import check_solves_of as check_solves_of
 from equipoise._core._mixture_checks import checked_eps as checked_eps
 from equipoise._core._nn_checks import check_above_one as check_above_one
 from equipoise._core._nn_checks import check_at_least as check_at_least

@@ -64,10 +64,10 @@ def check_several_draws(draws: int) -> None:
         )
 
 
-def check_rows_independent(capacity: Tensor | None, balanced: bool) -> None:
+def check_rows_independent(respects_capacity: bool, assigns_all: bool) -> None:
     """Requires a sample whose rows were drawn independently and none dropped, so that they may serve each other."""
-    if balanced or capacity is not None:
-        how = "Gumbel-Matching" if balanced else "a capacity by which rows are dropped"
+    if respects_capacity:
+        how = "Gumbel-Matching" if assigns_all else "a capacity by which rows are dropped"
         raise ValueError(
             f"s must have independent rows for a leave-one-out mean over the batch, got a sample under {how}: the "
             "other rows' losses depend on a row's own expert there, and the gradient would be biased. Use "

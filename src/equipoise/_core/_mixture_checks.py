@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of mixed and averaged proposals: the mixture weight, the coin, the number of draws.
+"""Checks of mixed and averaged proposals: the mixture weight, the coin, the number of solves.
 
-Legend: n rows (datapoints), k columns (experts), m draws, ... batch dimensions.
+Legend: n rows (datapoints), k columns (experts), m solves, ... batch dimensions.
 """
 
 import torch
@@ -57,7 +57,7 @@ def check_coin(coin: Tensor | None, shape: list[int], logits: Tensor) -> Tensor:
     return coin
 
 
-def check_draws_of(gumbel: Tensor, shape: list[int]) -> int:
+def check_solves_of(gumbel: Tensor, shape: list[int]) -> int:
     """Requires noise [..., m, n, k] for logits of `shape` = [..., n, k], with m >= 1, and returns m."""
     *batch, n, k = shape
     if not isinstance(gumbel, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -65,17 +65,17 @@ def check_draws_of(gumbel: Tensor, shape: list[int]) -> int:
     got = list(gumbel.shape)
     if len(got) != len(shape) + 1 or got[:-3] != batch or got[-2:] != [n, k]:
         raise ValueError(
-            f"gumbel must have shape {[*batch, 'm', n, k]} (m draws for each entry of logits), got {got}: "
-            "give the draws a dimension of their own, before the rows"
+            f"gumbel must have shape {[*batch, 'm', n, k]} (m solves for each entry of logits), got {got}: "
+            "give the solves a dimension of their own, before the rows"
         )
-    check_draws(got[-3])
+    check_solves(got[-3])
     return got[-3]
 
 
-def check_draws(draws: int) -> None:
-    """Requires a whole number >= 1 of draws."""
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"draws must be an integer >= 1, got {draws!r}: 1 averages nothing, 8 is usual")
+def check_solves(solves: int) -> None:
+    """Requires a whole number >= 1 of solves."""
+    if isinstance(solves, bool) or not isinstance(solves, int) or solves < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"solves must be an integer >= 1, got {solves!r}: 1 averages nothing, 8 is usual")
 
 
 def check_option(name: str, value: object, used: bool, strategy: str, known: str) -> None:

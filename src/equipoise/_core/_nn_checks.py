@@ -153,7 +153,7 @@ def check_mixes(eps: Any, mixes: bool) -> None:
     if eps is not None and not (mixes and eps == "auto"):
         raise ValueError(
             f"eps must be None, or 'auto' where the rule mixes, with a rule of your own, got {eps!r}: set a fixed one "
-            "by StrategyRule(strategy.with_options(eps=...))"
+            "by SamplingRule(strategy.with_options(eps=...))"
         )
 
 

@@ -52,7 +52,7 @@ def load_balance_loss(
     if assigned is None:
         _, z = largest(log_p.detach())
     else:
-        check_unbalanced("assigned", assigned.balanced)
+        check_unbalanced("assigned", assigned.respects_capacity and assigned.assigns_all)
         check_shape("assigned.z", assigned.z, log_p.shape[:-1], "one expert for each row of log_p")
         z, mask = assigned.z, assigned.mask if mask is None else mask
     counts = count_groups(z, k) if mask is None else count_groups(torch.where(mask, z, k), k + 1)[..., :k]

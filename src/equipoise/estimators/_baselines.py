@@ -134,7 +134,7 @@ def leave_one_out_baseline(
     """
     check_shape("losses", losses, s.z.shape, "one loss a row, f(x_i, z_i)")
     if not allow_biased:
-        check_rows_independent(s.capacity, s.balanced)
+        check_rows_independent(s.respects_capacity, s.assigns_all)
     kept_losses = torch.where(s.kept, losses, 0.0)
     others = s.kept.sum(-1, keepdim=True) - s.kept.long()
     return (kept_losses.sum(-1, keepdim=True) - kept_losses) / others.clamp_min(1)

@@ -38,7 +38,9 @@ from equipoise.nn._routings import Routings as Routings
 from equipoise.nn._rules import Choice as Choice
 from equipoise.nn._rules import RouteRequest as RouteRequest
 from equipoise.nn._rules import RoutingRule as RoutingRule
+from equipoise.nn._rules import RuleTraits as RuleTraits
 from equipoise.nn._rules import drop_overflow as drop_overflow
+from equipoise.nn._sampling_rule import SamplingRule as SamplingRule
 from equipoise.nn._schedules import CosineSchedule as CosineSchedule
 from equipoise.nn._schedules import ExponentialSchedule as ExponentialSchedule
 from equipoise.nn._schedules import LinearSchedule as LinearSchedule
@@ -46,7 +48,6 @@ from equipoise.nn._schedules import Schedule as Schedule
 from equipoise.nn._selection import choose as choose
 from equipoise.nn._selection import choose_top as choose_top
 from equipoise.nn._stats import RoutingStats as RoutingStats
-from equipoise.nn._strategy_rule import StrategyRule as StrategyRule
 from equipoise.nn._surrogate import Surrogate as Surrogate
 
 __all__ = [
@@ -82,10 +83,11 @@ __all__ = [
     "RoutingStats",
     "RoutingWarning",
     "Routings",
+    "RuleTraits",
     "RunningPrices",
     "Schedule",
     "SinkhornBase",
-    "StrategyRule",
+    "SamplingRule",
     "Surrogate",
     "SwiGLUExperts",
     "TopK",

@@ -20,7 +20,7 @@ from equipoise._core import (
 )
 from equipoise.nn._router import Router
 from equipoise.nn._routers import ROUTERS, NamedRouter, find_router
-from equipoise.nn._rules import RoutingRule
+from equipoise.nn._rules import RoutingRule, rule_traits
 
 _DEFAULTS: dict[str, Any] = {
     "top_k": 1,
@@ -29,7 +29,7 @@ _DEFAULTS: dict[str, Any] = {
     "importance": True,
     "temperature": 1.0,
     "eps": None,
-    "draws": None,
+    "solves": None,
     "target_sample_size": 0.5,
 }
 
@@ -59,7 +59,7 @@ def build_router(
         loss_weights: balance_loss, marginal_entropy and z_loss; None: the router's recipe.
         device: of parameters and buffers.
         dtype: of the gate.
-        options: top_k, loss, sinkhorn_first, importance, temperature, eps, draws and target_sample_size.
+        options: top_k, loss, sinkhorn_first, importance, temperature, eps, solves and target_sample_size.
 
     Returns:
         The router.
@@ -74,12 +74,12 @@ def build_router(
     if isinstance(router, str):
         row = find_router(router)
         rule = _make_rule(row, num_experts, device, options)
-        check_capacity_factor("capacity_factor", capacity_factor, holds_all=row.name if row.holds_all else None)
+        check_capacity_factor("capacity_factor", capacity_factor, holds_all=_holds_all(row.name, rule))
         check_no_limit("eval_capacity_factor", eval_capacity_factor, row.name == "dense")
         check_priceable(evaluation, row.name, row.inert)
     else:
         row, rule = None, router
-        mixes = getattr(rule, "mixes", False)
+        mixes = rule_traits(rule).mixes
         used = ("temperature", "target_sample_size", *(["eps"] if mixes else []))
         _check_options("a rule of your own", used, options)
         check_mixes(options["eps"], mixes)
@@ -97,6 +97,11 @@ def build_router(
         device=device,
         dtype=dtype,
     )
+
+
+def _holds_all(router: str, rule: RoutingRule) -> str | None:
+    """Returns the router's name if its capacity must hold every row."""
+    return router if rule_traits(rule).holds_all else None
 
 
 def _make_rule(

@@ -42,7 +42,7 @@ class MoE(RoutingSource):
     `sample`, `skip-iw`, `skip`,  The paper's strategies. Marginal entropy 0.1. `sample` knows no capacity, the `gm`
     `gm-iw`, `gm-sh`, `gm`        ones assign every row, the `skip` ones drop rows beyond the capacity.
     `skip-iw-mix`, `gm-iw-mix`    The same with bounded weights: a flat proposal is mixed in with weight `eps`.
-    `gm-iw-avg`, `gm-iw-avg-mix`  Gumbel-Matching with conditionals averaged over `draws` solves; without, with `eps`.
+    `gm-iw-avg`, `gm-iw-avg-mix`  Gumbel-Matching with conditionals averaged over `solves`; without, with `eps`.
     `switch`                      The most probable expert, gated; drops rows. Balance loss 0.01.
     `topk`                        The `top_k` most probable experts, gated, as Mixtral; no capacity. Balance loss 0.01.
     `base`                        The exact balanced assignment of the logits, gated. Assigns every row.
@@ -80,7 +80,7 @@ class MoE(RoutingSource):
         loss: str = "reinforce",
         temperature: float | str | Schedule = 1.0,
         eps: float | str | None = None,
-        draws: int | None = None,
+        solves: int | None = None,
         target_sample_size: float = 0.5,
         sinkhorn_first: bool = False,
         importance: bool = True,
@@ -107,13 +107,13 @@ class MoE(RoutingSource):
                 `dense` do what they do in training); "priced": the largest logit minus a running average of the exact
                 prices, which stays near balance and needs no batch.
             top_k: K, for `topk`, `loss-free` and `priced`, and for every strategy, which then draws K different
-                experts a row, see `StrategyRule`.
+                experts a row, see `SamplingRule`.
             loss: of strategies, "reinforce" or "gating"; the others are gated.
             temperature: of strategies: a number; a function of the number of updates so far, such as
                 `LinearSchedule`; or "auto", which keeps the effective sample size above a target by what past batches
                 showed, see `AutoProposal`.
             eps: of strategies that mix: the mixture weight, in [0, 1); "auto", as for the temperature; None: 0.2.
-            draws: of strategies that average: how many solves; None: 8.
+            solves: of strategies that average: how many; None: 8.
             target_sample_size: of "auto", a fraction of the rows.
             sinkhorn_first: for strategies: balance the proposal in expectation before sampling (the first expert's,
                 of several).
@@ -146,7 +146,7 @@ class MoE(RoutingSource):
                 "importance": importance,
                 "temperature": temperature,
                 "eps": eps,
-                "draws": draws,
+                "solves": solves,
                 "target_sample_size": target_sample_size,
             },
         )

@@ -91,6 +91,8 @@ class Base(_BalancedInTraining):
         Lewis, Bhosale, Dettmers, Goyal, Zettlemoyer, BASE layers (2021).
     """
 
+    assigns_all: ClassVar[bool] = True
+
     def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
         rows, num_experts = logits.shape
         capacity = max(rows, 1) if request.capacity is None else request.capacity

@@ -33,7 +33,7 @@ from equipoise.nn._auto import AutoProposal
 from equipoise.nn._balance import balance_losses
 from equipoise.nn._bias_rules import Priced, RunningPrices, WideBuffers
 from equipoise.nn._routing import Routing
-from equipoise.nn._rules import Choice, RouteRequest, RoutingRule
+from equipoise.nn._rules import Choice, RouteRequest, RoutingRule, rule_traits
 from equipoise.nn._schedules import Schedule
 from equipoise.nn._selection import choose_top
 from equipoise.ops import log_softmax
@@ -99,7 +99,8 @@ class Router(WideBuffers):
         check_capacity_factor("capacity_factor", capacity_factor)
         check_capacity_factor("eval_capacity_factor", eval_capacity_factor)
         check_one_of("evaluation", evaluation, EVALUATIONS)
-        check_top_k(getattr(rule, "top_k", 1), num_experts)
+        self.traits = rule_traits(rule)
+        check_top_k(self.traits.top_k, num_experts)
         self.dim, self.num_experts = dim, num_experts
         self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
         self.evaluation = evaluation
@@ -108,7 +109,7 @@ class Router(WideBuffers):
         self.weight = nn.Parameter(torch.empty(num_experts, dim, device=device, dtype=dtype))
         own_prices = evaluation == "argmax" or isinstance(rule, Priced)
         self.average = None if own_prices else RunningPrices(num_experts, device=device)
-        check_mixes(eps, getattr(rule, "mixes", False))
+        check_mixes(eps, self.traits.mixes)
         chosen = [name for name, value in (("eps", eps), ("temperature", temperature)) if value == "auto"]
         self.auto = AutoProposal(chosen, target=target_sample_size, device=device) if chosen else None
         self._set_temperature(temperature, device)
@@ -189,23 +190,20 @@ class Router(WideBuffers):
         Args:
             rows: T. Masked rows count too: how many there are is not known without waiting for the device.
         """
-        limited = getattr(self.rule, "limited", True)
-        factor = (self.capacity_factor if limited else None) if self.training else self.eval_capacity_factor
+        factor = (self.capacity_factor if self.traits.limited else None) if self.training else self.eval_capacity_factor
         if factor is None:
             return None
         # In whole numbers: 1.1 * 10 is a little more than 11 in floats, and sizes may be symbols while tracing.
         above, below = Fraction(factor).limit_denominator(10**6).as_integer_ratio()
-        return getattr(self.rule, "top_k", 1) * max(-(-above * rows // (below * self.num_experts)), 1)
+        return self.traits.top_k * max(-(-above * rows // (below * self.num_experts)), 1)
 
     def _choose(self, logits: Tensor, request: RouteRequest) -> Choice:
         """Asks the rule, or the running prices in evaluation."""
         if self.training or self.average is None:
             return self.rule(logits, request)
         prices = self.average.prices.clone()
-        rule: Any = self.rule
-        top_k, gated = getattr(rule, "top_k", 1), getattr(rule, "gated", True)
+        top_k, gated, factors = self.traits.top_k, self.traits.gated, self.traits.factors
         choice = choose_top(logits.detach() - prices, request, top_k=top_k, gated=gated, prices=prices)
-        factors = getattr(rule, "factors", None)
         return choice if factors is None else replace(choice, scores=factors(request.log_p, choice.indices))
 
     def _complete(self, logits: Tensor, request: RouteRequest, choice: Choice, shape: tuple[int, ...]) -> Routing:
@@ -246,9 +244,8 @@ class Router(WideBuffers):
         Args:
             routing: what this router decided in the step that is over.
         """
-        observe = getattr(self.rule, "observe", None)
-        if observe is not None:
-            observe(routing)
+        if self.traits.observe is not None:
+            self.traits.observe(routing)
         if self.average is not None:
             self.average.take(routing.logits.detach(), routing.mask)
         self.updates += 1

@@ -10,11 +10,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from equipoise.estimators import STRATEGIES, Strategy, get_strategy
+from equipoise.estimators import STRATEGIES, Strategy, StrategyTraits, get_strategy, read_traits
 from equipoise.nn._bias_rules import LossFree, Priced
 from equipoise.nn._peer_rules import Base, Dense, Hash, SinkhornBase, TopK
 from equipoise.nn._rules import RoutingRule
-from equipoise.nn._strategy_rule import StrategyRule
+from equipoise.nn._sampling_rule import SamplingRule
 
 _SAMPLING = ("top_k", "loss", "sinkhorn_first", "importance", "temperature", "target_sample_size")
 
@@ -26,11 +26,10 @@ class NamedRouter:
     Attributes:
         name: what `MoE(router=...)` takes.
         make: builds the rule, from the number of experts, a device, and the options that it uses.
-        options: those options, of top_k, loss, sinkhorn_first, importance, temperature, eps, draws and
+        options: those options, of top_k, loss, sinkhorn_first, importance, temperature, eps, solves and
             target_sample_size.
         balance_loss: the weight of the balance loss, unless the user sets it.
         marginal_entropy: the weight of the marginal-entropy loss, unless the user sets it.
-        holds_all: whether it assigns every row, so that the capacity must hold them all.
         inert: why balance losses cannot move this router; None if they can.
         doc: one line.
     """
@@ -40,7 +39,6 @@ class NamedRouter:
     options: tuple[str, ...] = ()
     balance_loss: float = 0.0
     marginal_entropy: float = 0.0
-    holds_all: bool = False
     inert: str | None = None
     doc: str
 
@@ -53,25 +51,25 @@ def _strategy(
     temperature: Any,
     target_sample_size: float,
     eps: float | str | None = None,
-    draws: int | None = None,
+    solves: int | None = None,
     **how: Any,
-) -> StrategyRule:
+) -> SamplingRule:
     """Builds the rule of a strategy; the router keeps the temperature, and an eps that chooses itself."""
     del temperature, target_sample_size
-    changed = {name: value for name, value in (("eps", eps), ("draws", draws)) if value not in (None, "auto")}
-    return StrategyRule(strategy.with_options(**changed) if changed else strategy, **how)
+    changed = {name: value for name, value in (("eps", eps), ("solves", solves)) if value not in (None, "auto")}
+    return SamplingRule(strategy.with_options(**changed) if changed else strategy, **how)
 
 
 def _strategy_row(strategy: Strategy) -> NamedRouter:
     """Makes the row of a strategy. The bonus of 0.1 is part of the recipe: the objective does not balance itself."""
-    own = {"eps": getattr(strategy, "mixes", False), "draws": getattr(strategy, "averages", False)}
+    traits = read_traits(StrategyTraits, strategy)
+    own = {"eps": traits.mixes, "solves": traits.averages}
     return NamedRouter(
         name=strategy.name,
         make=partial(_strategy, strategy),
         options=(*_SAMPLING, *(name for name, used in own.items() if used)),
         marginal_entropy=0.1,
-        holds_all=strategy.name.startswith("gm"),
-        doc=f"the paper's {strategy.label}" if getattr(strategy, "paper", False) else strategy.label,
+        doc=f"the paper's {strategy.label}" if traits.paper else strategy.label,
     )
 
 
@@ -103,7 +101,6 @@ _TABLE = (
     NamedRouter(
         name="base",
         make=partial(_plain, Base),
-        holds_all=True,
         doc="the exact balanced assignment of the logits, gated",
     ),
     NamedRouter(

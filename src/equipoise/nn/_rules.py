@@ -4,6 +4,7 @@
 Legend: T rows (tokens), E experts, K experts a row.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from equipoise.estimators import read_traits
 from equipoise.ops import count_groups, rank_within_groups
 from equipoise.sampling import Sample
 
@@ -84,12 +86,9 @@ class Choice:
 
 @runtime_checkable
 class RoutingRule(Protocol):
-    """Anything callable like this. A rule with state is an `nn.Module` with buffers and a method `observe(routing)`.
+    """Anything callable like this: a function, an object, or, where there is state, an `nn.Module` with buffers.
 
-    Attributes that a rule may have, with what holds without them: `limited`, whether the layer's capacity factor
-    concerns it in training (True); `top_k`, which multiplies the capacity (1); `mixes`, whether it takes
-    `RouteRequest.eps` (False); and for `evaluation="priced"`, `gated`, whether outputs are multiplied by p (True), and
-    `factors(log_p, indices)`, the factors of the experts' outputs (those of `choose_top`).
+    `RuleTraits` lists the attributes that a rule may have, with their defaults.
     """
 
     def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest, /) -> Choice:
@@ -103,6 +102,47 @@ class RoutingRule(Protocol):
             The choice.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleTraits:
+    """The attributes that a rule may have, with the values that hold for one without them.
+
+    Attributes:
+        top_k: K, which multiplies the capacity.
+        limited: whether the layer's capacity factor concerns it in training.
+        assigns_all: whether every row gets an expert. A rule that is limited too needs a capacity factor of at least 1.
+        mixes: whether it takes `RouteRequest.eps`.
+        gated: whether the router's probabilities multiply the experts' outputs, for `evaluation="priced"`.
+        factors: from log_p and indices to the factors of the experts' outputs, for `evaluation="priced"`; None: those
+            of `choose_top`.
+        observe: called with each `Routing` after its step, to update the rule's state; None: it has none.
+    """
+
+    top_k: int = 1
+    limited: bool = True
+    assigns_all: bool = False
+    mixes: bool = False
+    gated: bool = True
+    factors: Callable[[Tensor, Tensor], Tensor] | None = None
+    observe: Callable[..., object] | None = None
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the capacity must hold every row."""
+        return self.assigns_all and self.limited
+
+
+def rule_traits(rule: RoutingRule) -> RuleTraits:
+    """Reads the attributes of a rule, with the defaults for those that it does not have.
+
+    Args:
+        rule: any rule.
+
+    Returns:
+        The attributes.
+    """
+    return read_traits(RuleTraits, rule)
 
 
 def drop_overflow(

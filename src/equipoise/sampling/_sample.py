@@ -25,7 +25,7 @@ class Sample(Record):
         mask: rows that take an expert; None for all of them.
         capacity: rows that each expert could take; None where there was no limit.
         deterministic: whether the temperature was 0, so that q is 1 at z: for all problems (bool) or for each.
-        balanced: whether z was chosen under the capacity, so that its counts say little about the router.
+        assigns_all: whether every row that is not masked gets an expert; False where rows may be dropped.
         prices: of the assignment that was solved, in units of its scores, logits / temperature; None where none was.
         gap: the optimality gap of that assignment, float64; None where none was solved.
     """
@@ -37,15 +37,25 @@ class Sample(Record):
     mask: Bool[Tensor, "*batch n"] | None = None
     capacity: Int[Tensor, "*batch k"] | None = None
     deterministic: bool | Bool[Tensor, "..."] = False
-    balanced: bool = False
+    assigns_all: bool = True
     prices: Float[Tensor, "*batch k"] | None = None
     gap: Float[Tensor, "*batch"] | None = None
 
     def __repr__(self) -> str:
         """Shows the sizes, and how it was drawn."""
         *batch, n, k = self.log_q.shape
-        drawn = {"balanced": self.balanced, "deterministic": self.deterministic, "gap": self.gap}
+        drawn = {
+            "respects_capacity": self.respects_capacity,
+            "assigns_all": self.assigns_all,
+            "deterministic": self.deterministic,
+            "gap": self.gap,
+        }
         return compact_repr(self, batch=batch or None, n=n, k=k, **drawn)
+
+    @property
+    def respects_capacity(self) -> bool:
+        """Whether no expert processes more rows than its capacity. Where `assigns_all` too, the capacity sets z."""
+        return self.capacity is not None
 
     @property
     def counts(self) -> Int[Tensor, "*batch k"]:

@@ -233,7 +233,7 @@ def _difference(ours: MoE, block: Model, x: Float[Tensor, "T dim"]) -> float:
 
 
 def _factor(name: str) -> float:
-    return CONTENDERS.get(name, 1.0 if ROUTERS[name].holds_all else _DENSE_CAPACITY)
+    return CONTENDERS.get(name, 1.0 if MoE(1, 1, router=name).router.traits.holds_all else _DENSE_CAPACITY)
 
 
 def _batched_bytes(bench: LayerBench, k: int) -> int:

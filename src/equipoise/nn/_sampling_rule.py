@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equipoise._core import check_at_least, check_one_of, compact_repr
-from equipoise.estimators import STRATEGIES, Strategy, check_strategy
+from equipoise.estimators import STRATEGIES, Strategy, StrategyTraits, check_strategy, read_traits
 from equipoise.nn._rules import Choice, RouteRequest, at_experts
 from equipoise.nn._selection import choose_top
 from equipoise.sampling import Rounds, Sample, sample_rounds
@@ -21,7 +21,7 @@ from equipoise.sampling import Rounds, Sample, sample_rounds
 LOSSES = ("reinforce", "gating")
 
 
-class StrategyRule:
+class SamplingRule:
     r"""Samples experts for each row, with the weight that corrects for how they were sampled.
 
     In training z comes from the strategy and w_i is its weight. With `loss="reinforce"` an expert's output is used as
@@ -43,7 +43,7 @@ class StrategyRule:
 
     Example:
         >>> from equipoise.estimators import STRATEGIES
-        >>> rule = StrategyRule(STRATEGIES["gm-iw"], loss="gating")
+        >>> rule = SamplingRule(STRATEGIES["gm-iw"], loss="gating")
         >>> rule.limited, rule.gated
         (True, True)
 
@@ -76,8 +76,9 @@ class StrategyRule:
         self.sinkhorn_first = sinkhorn_first
         self.importance = importance
         self.top_k = top_k
-        self.limited = strategy.balanced
-        self.mixes = bool(getattr(strategy, "mixes", False))
+        self.limited = strategy.respects_capacity
+        traits = read_traits(StrategyTraits, strategy)
+        self.assigns_all, self.mixes = traits.assigns_all, traits.mixes
 
     def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
         """Chooses experts.
@@ -129,7 +130,8 @@ class StrategyRule:
             importance=self.importance,
             **how,
         )
-        return rounds, rounds.samples[0].balanced and noises[0].priority is None and request.mask is None
+        first = rounds.samples[0]
+        return rounds, first.respects_capacity and first.assigns_all and request.mask is None
 
     def factors(self, log_p: Float[Tensor, "T E"], indices: Int[Tensor, "T K"]) -> Float[Tensor, "T K"]:
         """Computes the factor of each expert's output: p(z) if gated, else 1/K; 0 where there is no expert.
@@ -162,9 +164,9 @@ class StrategyRule:
         return _rebuild, (self.strategy.name if known else self.strategy, self._settings())
 
 
-def _rebuild(strategy: str | Strategy, settings: dict[str, Any]) -> StrategyRule:
+def _rebuild(strategy: str | Strategy, settings: dict[str, Any]) -> SamplingRule:
     """Makes the rule of a name in the table, or of a strategy of the user's own."""
-    return StrategyRule(STRATEGIES[strategy] if isinstance(strategy, str) else strategy, **settings)
+    return SamplingRule(STRATEGIES[strategy] if isinstance(strategy, str) else strategy, **settings)
 
 
 def _in_logit_units(s: Sample, temperature: float | int | Tensor) -> Tensor | None:
