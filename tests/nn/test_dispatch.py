@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
-from equipoise.nn import LocalDispatcher, MLPExperts, Routing
+from equipoise.nn import LocalDispatcher, Routing
+from equipoise.nn._experts import MLPExperts
 
 E, DIM = 3, 4
 CASES = {

@@ -17,14 +17,14 @@ from equipoise.nn import (
     CosineSchedule,
     ExponentialSchedule,
     LinearSchedule,
-    LossFree,
     MoE,
     Router,
     RouteRequest,
     Routing,
-    TopK,
     capture,
 )
+from equipoise.nn._bias_rules import LossFree
+from equipoise.nn._peer_rules import TopK
 
 
 @pytest.fixture(autouse=True)

@@ -9,21 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.estimators import STRATEGIES
-from equipoise.nn import (
-    ROUTERS,
-    AutoProposal,
-    Base,
-    Choice,
-    LinearSchedule,
-    LossFree,
-    MoE,
-    Priced,
-    Router,
-    RouteRequest,
-    RunningPrices,
-    SamplingRule,
-    TopK,
-)
+from equipoise.nn import ROUTERS, Choice, LinearSchedule, MoE, Router, RouteRequest, SamplingRule
+from equipoise.nn._auto import AutoProposal
+from equipoise.nn._bias_rules import LossFree, Priced, RunningPrices
+from equipoise.nn._peer_rules import Base, TopK
 
 
 def refused(message: str, build: Callable[..., Any], *arguments: Any, **how: Any) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from equipoise.estimators import STRATEGIES
-from equipoise.nn import ROUTERS, Choice, MoE, Router, RouteRequest, Routing, TopK
+from equipoise.nn import ROUTERS, Choice, MoE, Router, RouteRequest, Routing
+from equipoise.nn._peer_rules import TopK
 from equipoise.nn._stats import routing_stats
 
 
@@ -156,6 +157,6 @@ def test_router_completes_what_a_rule_leaves_out() -> None:
 
 def test_table_describes_every_router() -> None:
     strategies = list(STRATEGIES)
-    peers = ["switch", "topk", "base", "s-base", "hash", "loss-free", "priced", "dense"]
+    peers = ["switch", "topk", "base", "s-base", "hash", "dense", "loss-free", "priced"]
     assert list(ROUTERS) == strategies + peers
     assert all(row.doc for row in ROUTERS.values())

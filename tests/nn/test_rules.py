@@ -11,25 +11,10 @@ from torch import Tensor
 
 from equipoise.assignment import assign
 from equipoise.estimators import STRATEGIES
-from equipoise.nn import (
-    Base,
-    Choice,
-    Dense,
-    Hash,
-    LossFree,
-    MoE,
-    Priced,
-    Router,
-    RouteRequest,
-    Routing,
-    RoutingRule,
-    RunningPrices,
-    SamplingRule,
-    SinkhornBase,
-    TopK,
-    drop_overflow,
-)
-from equipoise.nn._peer_rules import hash_integers
+from equipoise.nn import Choice, MoE, Router, RouteRequest, Routing, RoutingRule, SamplingRule
+from equipoise.nn._bias_rules import LossFree, Priced, RunningPrices
+from equipoise.nn._peer_rules import Base, Dense, Hash, SinkhornBase, TopK, hash_integers
+from equipoise.nn._rules import drop_overflow
 
 E = 3
 

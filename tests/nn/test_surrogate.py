@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from equipoise.audit import Collector, judge
 from equipoise.estimators import EMABaseline, importance_weight, marginal_entropy_loss, reinforce
-from equipoise.nn import MoE, ResidualBaseline, Routings, Surrogate, capture
+from equipoise.nn import MoE, ResidualBaseline, Surrogate, capture
 from equipoise.nn._credit import credited
+from equipoise.nn._routings import Routings
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from equipoise import reference
 from equipoise.estimators import STRATEGIES, EMABaseline, Noise
-from equipoise.nn import MoE, Readout, ResidualBaseline, Routings, SamplingRule, Surrogate, capture
+from equipoise.nn import MoE, Readout, ResidualBaseline, SamplingRule, Surrogate, capture
 from equipoise.nn._capture import Emission
+from equipoise.nn._routings import Routings
 from equipoise.ops import draw_gumbel
 
 EXACT = 1e-12

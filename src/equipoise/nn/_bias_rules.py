@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from equipoise._core import check_at_least, check_fraction, check_positive
 from equipoise.assignment import assign
+from equipoise.nn._named_router import NamedRouter, with_buffers
 from equipoise.nn._routing import Routing
 from equipoise.nn._rules import Choice, RouteRequest
 from equipoise.nn._selection import choose_top
@@ -214,3 +215,20 @@ class LossFree(WideBuffers):
         num_experts = routing.num_experts
         load = count_groups(routing.indices.reshape(-1), num_experts + 1)[:num_experts]
         self.bias += self.rate * torch.sign(load.sum() - num_experts * load)
+
+
+BIAS_ROUTERS = (
+    NamedRouter(
+        name="loss-free",
+        make=with_buffers(LossFree),
+        options=("top_k",),
+        doc="logits plus a bias that is moved towards balance after each step, gated; no capacity",
+    ),
+    NamedRouter(
+        name="priced",
+        make=with_buffers(Priced),
+        options=("top_k",),
+        doc="logits minus a running average of the exact prices of past batches, gated; no capacity",
+    ),
+)
+"""The rules of this file as routers with a name."""

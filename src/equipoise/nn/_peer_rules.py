@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules without state that people would compare with: Switch, top-k, BASE, S-BASE, hash, and all experts at once.
 
+To add a router, write its rule and add a row to the table at the end.
+
 Legend: T rows (tokens), E experts, K experts a row.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -15,6 +18,7 @@ from torch import Tensor
 from equipoise._core import check_at_least
 from equipoise.assignment import assign
 from equipoise.balancing import sinkhorn
+from equipoise.nn._named_router import NamedRouter, without_buffers
 from equipoise.nn._rules import Choice, RouteRequest, at_experts
 from equipoise.nn._selection import choose, choose_top
 
@@ -208,3 +212,42 @@ class Dense:
         rows, num_experts = logits.shape
         indices = torch.arange(num_experts, device=logits.device).expand(rows, num_experts)
         return Choice(indices=indices, scores=request.log_p.exp(), capacity=max(rows, 1))
+
+
+PEER_ROUTERS = (
+    NamedRouter(
+        name="switch",
+        make=without_buffers(partial(TopK, 1, limited=True)),
+        balance_loss=0.01,
+        doc="the most probable expert, gated; rows beyond the capacity are dropped",
+    ),
+    NamedRouter(
+        name="topk",
+        make=without_buffers(TopK),
+        options=("top_k",),
+        balance_loss=0.01,
+        doc="the K most probable experts, gated by their renormalised probabilities; no capacity",
+    ),
+    NamedRouter(
+        name="base",
+        make=without_buffers(Base),
+        doc="the exact balanced assignment of the logits, gated",
+    ),
+    NamedRouter(
+        name="s-base",
+        make=without_buffers(SinkhornBase),
+        doc="the largest probability after balancing in expectation, gated",
+    ),
+    NamedRouter(
+        name="hash",
+        make=without_buffers(Hash),
+        inert="a hash routes without looking at the router's probabilities",
+        doc="a fixed hash of the token ids if given, else of the position; not gated",
+    ),
+    NamedRouter(
+        name="dense",
+        make=without_buffers(Dense),
+        doc="all experts, averaged with the router's probabilities; no capacity",
+    ),
+)
+"""The rules of this file as routers with a name."""

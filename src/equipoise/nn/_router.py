@@ -49,7 +49,7 @@ class Router(WideBuffers):
     never in forward, which may run more than once a step. To replace the gate, subclass and override `logits`.
 
     Example:
-        >>> from equipoise.nn import TopK
+        >>> from equipoise.nn._peer_rules import TopK
         >>> router = Router(8, 4, TopK(2))
         >>> routing = router(torch.randn(3, 5, 8))
         >>> routing.indices.shape, routing.shape

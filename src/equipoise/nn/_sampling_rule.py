@@ -6,6 +6,7 @@ Legend: T rows (tokens), E experts, K experts a row.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from equipoise._core import check_at_least, check_one_of, compact_repr
 from equipoise.estimators import STRATEGIES, Strategy, StrategyTraits, check_strategy, read_traits
+from equipoise.nn._named_router import NamedRouter
 from equipoise.nn._rules import Choice, RouteRequest, at_experts
 from equipoise.nn._selection import choose_top
 from equipoise.sampling import Rounds, Sample, sample_rounds
@@ -162,6 +164,46 @@ class SamplingRule:
         """Copies and pickles a strategy of the table by its name; others, and those with options, as they are."""
         known = STRATEGIES.get(self.strategy.name) is self.strategy
         return _rebuild, (self.strategy.name if known else self.strategy, self._settings())
+
+
+_OPTIONS = ("top_k", "loss", "sinkhorn_first", "importance", "temperature", "target_sample_size")
+
+
+def sampling_router(strategy: Strategy) -> NamedRouter:
+    """Makes the row of a strategy. The bonus of 0.1 is part of the recipe: the objective does not balance itself.
+
+    Args:
+        strategy: any.
+
+    Returns:
+        The row, of the strategy's name.
+    """
+    traits = read_traits(StrategyTraits, check_strategy(strategy))
+    own = {"eps": traits.mixes, "solves": traits.averages}
+    return NamedRouter(
+        name=strategy.name,
+        make=partial(_make_rule, strategy),
+        options=(*_OPTIONS, *(name for name, used in own.items() if used)),
+        marginal_entropy=0.1,
+        doc=f"the paper's {strategy.label}" if traits.paper else strategy.label,
+    )
+
+
+def _make_rule(
+    strategy: Any,
+    _num_experts: int,
+    _device: Any,
+    *,
+    temperature: Any,
+    target_sample_size: float,
+    eps: float | str | None = None,
+    solves: int | None = None,
+    **how: Any,
+) -> SamplingRule:
+    """Builds the rule of a strategy; the router keeps the temperature, and an eps that chooses itself."""
+    del temperature, target_sample_size
+    changed = {name: value for name, value in (("eps", eps), ("solves", solves)) if value not in (None, "auto")}
+    return SamplingRule(strategy.with_options(**changed) if changed else strategy, **how)
 
 
 def _rebuild(strategy: str | Strategy, settings: dict[str, Any]) -> SamplingRule:
