@@ -5,7 +5,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.estimators import STRATEGIES, RegressionCritic, importance_weight, reinforce
+from equipoise.estimators import (
+    STRATEGIES,
+    RegressionCritic,
+    expected_critic,
+    importance_weight,
+    reinforce,
+    score_function,
+)
 from equipoise.ops import draw_gumbel
 from equipoise.sampling import Sample, sample_independent, sample_skip
 
@@ -242,3 +249,27 @@ class TestBadInput:
             with pytest.raises(ValueError, match=r"baseline must not depend on the experts .*, got the losses of this"):
                 reinforce(self.log_p, self.s, losses, baseline=baseline)
         reinforce(self.log_p, self.s, losses, baseline=losses.detach().clone())  # equal values, from elsewhere
+
+
+def test_score_function_has_no_value_and_the_gradient_of_log_p() -> None:
+    log_prob = torch.tensor([-1.0, -torch.inf, -2.0], requires_grad=True)
+    terms = score_function(log_prob, torch.tensor([3.0, 0.0, 5.0]), torch.tensor([True, False, True]))
+    assert terms.tolist() == [0.0, 0.0, 0.0]
+    terms.sum().backward()
+    assert log_prob.grad is not None
+    assert log_prob.grad.tolist() == [3.0, 0.0, 5.0]
+
+
+def test_expected_critic_has_no_value_and_the_gradient_of_the_expectation() -> None:
+    logits = torch.tensor([[1.0, 2.0], [0.0, 3.0], [torch.nan, 0.0]], requires_grad=True)
+    critic = torch.tensor([[1.0, 5.0], [2.0, 4.0], [torch.nan, 1.0]], requires_grad=True)
+    counted = torch.tensor([True, True, False])
+    log_p = logits.log_softmax(-1)
+    log_p.retain_grad()
+    terms = expected_critic(log_p, critic, counted)
+    assert terms.tolist() == [0.0, 0.0, 0.0]
+    terms.sum().backward()
+    assert log_p.grad is not None
+    torch.testing.assert_close(log_p.grad[:2], (log_p.exp() * critic).detach()[:2])
+    assert log_p.grad[2].tolist() == [0.0, 0.0]
+    assert critic.grad is None

@@ -18,7 +18,9 @@ from equipoise.estimators._protocol import StrategyTraits as StrategyTraits
 from equipoise.estimators._protocol import check_strategy as check_strategy
 from equipoise.estimators._protocol import draw_noise as draw_noise
 from equipoise.estimators._protocol import read_traits as read_traits
+from equipoise.estimators._reinforce import expected_critic as expected_critic
 from equipoise.estimators._reinforce import reinforce as reinforce
+from equipoise.estimators._reinforce import score_function as score_function
 from equipoise.estimators._strategies import PAPER_STRATEGIES as PAPER_STRATEGIES
 from equipoise.estimators._strategies import STRATEGIES as STRATEGIES
 from equipoise.estimators._strategies import get_strategy as get_strategy
@@ -41,6 +43,7 @@ __all__ = [
     "draw_noise",
     "draws_baseline",
     "ema_update",
+    "expected_critic",
     "gate",
     "gated_loss",
     "get_strategy",
@@ -54,5 +57,6 @@ __all__ = [
     "probability_ratio",
     "read_traits",
     "reinforce",
+    "score_function",
     "z_loss",
 ]
