@@ -106,9 +106,9 @@ def gated_loss(log_p: Tensor, s: Any, losses: Tensor, weight: Tensor) -> Tensor:
 
 def rounds(name: str, log_p: Tensor, noises: Sequence[Any], how: dict[str, Any]) -> tuple[Arrays, Tensor]:
     """K experts a row: what was drawn, and its log-probability with gradient."""
-    drawn = eq.sample_rounds(log_p, eq.STRATEGIES[name], noises, **how)
-    log_prob = drawn.log_prob(log_p)
-    return {"z": drawn.z, "kept": drawn.kept, "weight": drawn.weight, "log_prob": log_prob}, log_prob
+    s, weight = eq.sample_rounds(log_p, eq.STRATEGIES[name], noises, **how)
+    log_prob = s.log_prob(log_p)
+    return {"z": s.z_rounds, "kept": s.kept_rounds, "weight": weight, "log_prob": log_prob}, log_prob
 
 
 def balance_losses() -> dict[str, Callable[..., Tensor]]:

@@ -37,7 +37,6 @@ def make_routing(
         indices=indices,
         scores=scores,
         weight=scores.new_ones(rows),
-        kept=(indices < e).any(1),
         sample=None,
         prices=None,
         gap=None,

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.nn import (
-    Choice,
     CosineSchedule,
     ExponentialSchedule,
     LinearSchedule,
@@ -231,10 +230,10 @@ def test_balance_losses_are_weighted_and_leave_masked_rows_out() -> None:
 
 
 def test_rule_of_the_users_own() -> None:
-    def two_of_them(logits: Tensor, request: RouteRequest) -> Choice:
+    def two_of_them(logits: Tensor, request: RouteRequest) -> Routing:
         assert request.capacity == 5
         indices = torch.tensor([[0, 2]]).expand(logits.shape[0], 2)
-        return Choice(indices=indices, scores=request.log_p.exp().gather(1, indices))
+        return request.route(indices, request.log_p.exp().gather(1, indices))
 
     moe, x = layer(two_of_them), torch.randn(12, 6)
     y, routing = run(moe, x)

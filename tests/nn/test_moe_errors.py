@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.estimators import STRATEGIES
-from equipoise.nn import ROUTERS, Choice, LinearSchedule, MoE, Router, RouteRequest, SamplingRule
+from equipoise.nn import ROUTERS, LinearSchedule, MoE, Router, RouteRequest, Routing, SamplingRule
 from equipoise.nn._auto import AutoProposal
 from equipoise.nn._bias_rules import LossFree, Priced, RunningPrices
 from equipoise.nn._peer_rules import Base, TopK
@@ -205,10 +205,18 @@ def test_rule_that_forgets_a_dimension() -> None:
     message = r"must have indices and scores of shape \[3, K\], got \[3\] and \[3\]: unsqueeze\(1\)"
     refused(message, check_choice, torch.zeros(3).long(), torch.zeros(3), 3)
 
-    def short(logits: Tensor, request: RouteRequest) -> Choice:
-        return Choice(indices=logits[1:].argmax(-1, keepdim=True), scores=torch.ones(2, 1))
+    def short(logits: Tensor, request: RouteRequest) -> Routing:
+        return request.route(logits[1:].argmax(-1, keepdim=True), torch.ones(2, 1))
 
     refused(r"must have indices and scores of shape \[3, K\], got \[2, 1\]", MoE(4, 2, router=short), torch.randn(3, 4))
+
+
+def test_rule_that_returns_no_routing() -> None:
+    def indices_only(logits: Tensor, request: RouteRequest) -> Any:
+        return logits.argmax(-1, keepdim=True)
+
+    message = r"a routing rule must return request.route\(indices, scores\), got Tensor: see"
+    refused(message, MoE(4, 2, router=indices_only), torch.randn(3, 4))
 
 
 @pytest.mark.parametrize("router", [name for name in ROUTERS if name not in ("hash", "dense")])

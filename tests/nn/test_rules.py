@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise.assignment import assign
 from equipoise.estimators import STRATEGIES
-from equipoise.nn import Choice, MoE, Router, RouteRequest, Routing, RoutingRule, SamplingRule
+from equipoise.nn import MoE, Router, RouteRequest, Routing, RoutingRule, SamplingRule
 from equipoise.nn._bias_rules import LossFree, Priced, RunningPrices
 from equipoise.nn._peer_rules import Base, Dense, Hash, SinkhornBase, TopK, hash_integers
 from equipoise.nn._rules import drop_overflow
@@ -29,8 +29,9 @@ def draw(rows: int = 10, experts: int = E, seed: int = 0, scale: float = 1.5) ->
     return scale * torch.randn(rows, experts, generator=torch.Generator().manual_seed(seed))
 
 
-def ask(rule: RoutingRule, logits: Tensor, **how: Any) -> Choice:
+def ask(rule: RoutingRule, logits: Tensor, **how: Any) -> Routing:
     request = {
+        "logits": logits,
         "log_p": logits.log_softmax(-1),
         "capacity": None,
         "mask": None,

@@ -73,7 +73,7 @@ def test_evaluation_takes_the_most_probable(loss: str) -> None:
     moe = layer("skip-iw", loss=loss).eval()
     _, routing = run(moe, torch.randn(10, 6))
     assert torch.equal(routing.indices, routing.logits.topk(2).indices)
-    assert routing.later_samples == ()
+    assert routing.samples == ()
     priced = run(layer("skip-iw", loss=loss, evaluation="priced").eval(), torch.randn(10, 6))[1]
     gates = priced.log_p.exp().gather(1, priced.indices)
     torch.testing.assert_close(priced.scores, gates if loss == "gating" else torch.full([10, 2], 0.5))

@@ -30,6 +30,7 @@ from equipoise._core._critic_checks import check_critic as check_critic
 from equipoise._core._critic_checks import check_features as check_features
 from equipoise._core._critic_checks import check_not_the_losses as check_not_the_losses
 from equipoise._core._critic_checks import check_num_experts as check_num_experts
+from equipoise._core._critic_checks import check_one_round as check_one_round
 from equipoise._core._critic_checks import check_rows_independent as check_rows_independent
 from equipoise._core._critic_checks import check_several_draws as check_several_draws
 from equipoise._core._expert_checks import check_expert_modules as check_expert_modules
@@ -58,6 +59,7 @@ from equipoise._core._nn_checks import check_not_inert as check_not_inert
 from equipoise._core._nn_checks import check_priceable as check_priceable
 from equipoise._core._nn_checks import check_rounds as check_rounds
 from equipoise._core._nn_checks import check_router_size as check_router_size
+from equipoise._core._nn_checks import check_routing as check_routing
 from equipoise._core._nn_checks import check_rows_like as check_rows_like
 from equipoise._core._nn_checks import check_seed as check_seed
 from equipoise._core._nn_checks import check_share as check_share

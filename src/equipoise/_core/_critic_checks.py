@@ -55,6 +55,15 @@ def check_num_experts(num_experts: int, log_q: Tensor) -> None:
         )
 
 
+def check_one_round(name: str, rounds: int) -> None:
+    """Requires a sample of one expert a row."""
+    if rounds != 1:
+        raise ValueError(
+            f"{name} must come with a sample of one expert a row, got {rounds} rounds: give the weights that "
+            "sample_rounds returned, and leave critic and gate out"
+        )
+
+
 def check_several_draws(draws: int) -> None:
     """Requires at least two independent draws."""
     if draws < 2:

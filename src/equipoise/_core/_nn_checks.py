@@ -96,8 +96,17 @@ def check_choice(indices: Tensor, scores: Tensor, rows: int) -> None:
     """Requires that a rule chose K experts, with as many factors, for each row."""
     if indices.ndim != 2 or indices.shape[0] != rows or indices.shape != scores.shape:
         raise ValueError(
-            f"the choice of a routing rule must have indices and scores of shape [{rows}, K], got "
+            f"the decision of a routing rule must have indices and scores of shape [{rows}, K], got "
             f"{list(indices.shape)} and {list(scores.shape)}: unsqueeze(1) if each row has one expert"
+        )
+
+
+def check_routing(got: object, routing: bool) -> None:
+    """Requires that a rule returned the record of its decision."""
+    if not routing:
+        raise ValueError(
+            f"a routing rule must return request.route(indices, scores), got {type(got).__name__}: "
+            "see equipoise.nn.RouteRequest.route"
         )
 
 

@@ -16,6 +16,7 @@ from equipoise._core import (
     check_fraction,
     check_iterations,
     check_num_experts,
+    check_one_round,
     check_shape,
     compact_repr,
 )
@@ -123,6 +124,7 @@ class RegressionCritic:
             losses: f(x_i, z_i).
         """
         check_features(features, self.shape, self.num_features)
+        check_one_round("RegressionCritic", len(s.rounds))
         check_num_experts(self.num_experts, s.log_q)
         check_shape("losses", losses, s.z.shape, "one loss a row, f(x_i, z_i)")
         check_floating("losses", losses)

@@ -13,6 +13,7 @@ from equipoise._core import (
     check_critic,
     check_floating,
     check_not_the_losses,
+    check_one_round,
     check_shape,
     checked_log_p,
     is_batched,
@@ -62,7 +63,7 @@ def reinforce(
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
-        s: the sample.
+        s: the sample. Of several experts a row, log p is that of all of them, and `weight` must be given.
         losses: f(x_i, z_i), with or without gradient. For a loss that rows share, expand it.
         baseline: b: a number, one for each problem [...] or one for each row [..., n]; not a mean over this batch, see
             above.
@@ -90,6 +91,7 @@ def reinforce(
     """
     check_rows(log_p, s, losses, weight)
     if critic is not None:
+        check_one_round("critic", len(s.rounds))
         check_critic(critic, log_p.shape)
     weight = checked_weight(log_p, s, weight)
     active = active_rows(s, weight)
@@ -98,7 +100,7 @@ def reinforce(
         if critic is not None:
             advantage = advantage - s.at_z(critic)
         score = only(active, weight * advantage)
-    terms = only(active, weight * losses) + score_function(s.at_z(log_p), score, active)
+    terms = only(active, weight * losses) + score_function(s.log_prob(log_p), score, active)
     if critic is not None:
         terms = terms + expected_critic(log_p, critic, s.mask)
     return mean_over_rows(terms, s)

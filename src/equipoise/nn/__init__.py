@@ -18,7 +18,6 @@ from equipoise.nn._residual_baseline import ResidualBaseline as ResidualBaseline
 from equipoise.nn._router import Router as Router
 from equipoise.nn._routers import ROUTERS as ROUTERS
 from equipoise.nn._routing import Routing as Routing
-from equipoise.nn._rules import Choice as Choice
 from equipoise.nn._rules import RouteRequest as RouteRequest
 from equipoise.nn._rules import RoutingRule as RoutingRule
 from equipoise.nn._rules import RuleTraits as RuleTraits
@@ -31,7 +30,6 @@ from equipoise.nn._selection import choose_top as choose_top
 from equipoise.nn._surrogate import Surrogate as Surrogate
 
 __all__ = [
-    "Choice",
     "CosineSchedule",
     "Dispatcher",
     "Experts",

@@ -15,7 +15,7 @@ from equipoise._core import check_at_least, check_fraction, check_positive
 from equipoise.assignment import assign
 from equipoise.nn._named_router import NamedRouter, with_buffers
 from equipoise.nn._routing import Routing
-from equipoise.nn._rules import Choice, RouteRequest
+from equipoise.nn._rules import RouteRequest
 from equipoise.nn._selection import choose_top
 from equipoise.ops import count_groups
 
@@ -127,7 +127,7 @@ class Priced(nn.Module):
         """Shows the settings."""
         return f"top_k={self.top_k}, limited={self.limited}"
 
-    def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+    def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         """Chooses experts.
 
         Args:
@@ -135,7 +135,7 @@ class Priced(nn.Module):
             request: everything else.
 
         Returns:
-            The choice, with the prices that were used.
+            The decision, with the prices that were used.
         """
         prices = self.average.prices.clone()  # a record of this step may not change with the next
         return choose_top(logits.detach() - prices, request, top_k=self.top_k, prices=prices)
@@ -193,7 +193,7 @@ class LossFree(WideBuffers):
         """Shows the settings."""
         return f"{self.bias.shape[0]}, top_k={self.top_k}, rate={self.rate}, limited={self.limited}"
 
-    def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+    def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         """Chooses experts.
 
         Args:
@@ -201,7 +201,7 @@ class LossFree(WideBuffers):
             request: everything else.
 
         Returns:
-            The choice, with minus the bias as prices.
+            The decision, with minus the bias as prices.
         """
         return choose_top(logits.detach() + self.bias, request, top_k=self.top_k, prices=-self.bias)
 

@@ -90,7 +90,7 @@ class LocalDispatcher:
 
     Example:
         >>> import equipoise as eq
-        >>> rule = lambda logits, request: eq.nn.Choice(indices=logits.argmax(-1, True), scores=logits.new_ones(4, 1))
+        >>> rule = lambda logits, request: request.route(logits.argmax(-1, True), logits.new_ones(4, 1))
         >>> router = eq.nn.Router(2, 2, rule)
         >>> x = torch.randn(4, 2)
         >>> dispatcher = eq.nn.LocalDispatcher()

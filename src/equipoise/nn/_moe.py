@@ -53,7 +53,7 @@ class MoE(RoutingSource):
     `dense`                       All experts, averaged with the router's probabilities.
     ============================  ===================================================================================
 
-    A router of your own is a strategy, a rule, `rule(logits, request) -> Choice`, or a whole `Router`.
+    A router of your own is a strategy, a rule, `rule(logits, request) -> Routing`, or a whole `Router`.
 
     Example:
         >>> import equipoise as eq

@@ -4,7 +4,6 @@
 Legend: T rows (tokens), E experts, K experts a row.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,9 +15,10 @@ from torch import Tensor
 from equipoise._core import check_at_least, check_one_of, compact_repr
 from equipoise.estimators import STRATEGIES, Strategy, StrategyTraits, check_strategy, read_traits
 from equipoise.nn._named_router import NamedRouter
-from equipoise.nn._rules import Choice, RouteRequest, at_experts
+from equipoise.nn._routing import Routing
+from equipoise.nn._rules import RouteRequest, at_experts
 from equipoise.nn._selection import choose_top
-from equipoise.sampling import Rounds, Sample, sample_rounds
+from equipoise.sampling import Sample, sample_rounds
 
 LOSSES = ("reinforce", "gating")
 
@@ -82,7 +82,7 @@ class SamplingRule:
         traits = read_traits(StrategyTraits, strategy)
         self.assigns_all, self.mixes = traits.assigns_all, traits.mixes
 
-    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         """Chooses experts.
 
         Args:
@@ -90,38 +90,38 @@ class SamplingRule:
             request: everything else.
 
         Returns:
-            The choice; with the sample in training.
+            The decision; with the sample in training.
         """
         if not request.training:
-            choice = choose_top(logits, request, top_k=self.top_k, gated=self.gated)
-            return choice if self.top_k == 1 else replace(choice, scores=self.factors(request.log_p, choice.indices))
+            routing = choose_top(logits, request, top_k=self.top_k, gated=self.gated)
+            return routing if self.top_k == 1 else replace(routing, scores=self.factors(request.log_p, routing.indices))
         rows, num_experts = logits.shape
         # None would mean "as few rows as possible" to a strategy; here it means as many as there are.
         capacity = max(rows, 1) if request.capacity is None else request.capacity // self.top_k
-        rounds, drops_none = self._draw(request, capacity)
-        indices = torch.where(rounds.kept, rounds.z, num_experts)
-        return Choice(
-            indices=indices,
-            scores=self.factors(request.log_p, indices),
-            weight=rounds.weight.detach(),
-            sample=rounds.samples[0],
-            later_samples=rounds.samples[1:],
-            prices=_in_logit_units(rounds.samples[0], request.temperature),
-            gap=_total_gap(rounds.samples),
+        s, weight = self._draw(request, capacity)
+        indices = torch.where(s.kept_rounds, s.z_rounds, num_experts)
+        drops_none = s.respects_capacity and s.assigns_all and request.mask is None  # known without reading a tensor
+        return request.route(
+            indices,
+            self.factors(request.log_p, indices),
+            weight,
+            sample=s,
+            prices=_in_logit_units(s, request.temperature),
+            gap=s.total_gap,
             capacity=request.capacity,
             score_function=not self.gated,
             exactly_balanced=drops_none and self.top_k == 1 and capacity * num_experts == rows,
         )
 
-    def _draw(self, request: RouteRequest, capacity: int) -> tuple[Rounds, bool]:
-        """Draws noise and experts; tells whether every row has all of its experts, for which no tensor is read."""
+    def _draw(self, request: RouteRequest, capacity: int) -> tuple[Sample, Tensor]:
+        """Draws noise and experts, and weighs the rows."""
         log_p = request.log_p.detach()
         noises = [
             self.strategy.draw_noise(log_p.shape, generator=request.generator, dtype=log_p.dtype, device=log_p.device)
             for _ in range(self.top_k)
         ]
         how: dict[str, Any] = {} if request.eps is None else {"eps": request.eps}
-        rounds = sample_rounds(
+        return sample_rounds(
             log_p,
             self.strategy,
             noises,
@@ -132,8 +132,6 @@ class SamplingRule:
             importance=self.importance,
             **how,
         )
-        first = rounds.samples[0]
-        return rounds, first.respects_capacity and first.assigns_all and request.mask is None
 
     def factors(self, log_p: Float[Tensor, "T E"], indices: Int[Tensor, "T K"]) -> Float[Tensor, "T K"]:
         """Computes the factor of each expert's output: p(z) if gated, else 1/K; 0 where there is no expert.
@@ -218,11 +216,3 @@ def _in_logit_units(s: Sample, temperature: float | int | Tensor) -> Tensor | No
     if isinstance(temperature, Tensor):
         return s.prices * torch.where(temperature > 0, temperature, 1.0)
     return s.prices * temperature if temperature > 0 else s.prices
-
-
-def _total_gap(samples: Sequence[Sample]) -> Tensor | None:
-    """Adds up the optimality gaps of all rounds; None where nothing was solved."""
-    total = samples[0].gap
-    for s in samples[1:]:
-        total = None if total is None or s.gap is None else total + s.gap
-    return total
