@@ -62,7 +62,7 @@ def test_dim_mismatch(shape: tuple[int, ...]) -> None:
 
 def test_integers_are_not_rows() -> None:
     # Called past the shape checker of the tests, which would refuse the dtype first.
-    from equipoise._core import check_input_dim
+    from equipoise.nn._router_checks import check_input_dim
 
     refused(
         "x must be floating point, got torch.int64: embed tokens first", check_input_dim, torch.ones(3, 4).long(), 4
@@ -70,7 +70,8 @@ def test_integers_are_not_rows() -> None:
 
 
 def test_mask_and_token_ids() -> None:
-    from equipoise._core import check_mask, check_rows_like
+    from equipoise._core import check_mask
+    from equipoise.nn._router_checks import check_rows_like
 
     refused("mask must be boolean", check_mask, torch.ones(3), [3])
     refused(r"mask must have shape \[3\]", check_mask, torch.ones(2).bool(), [3])
@@ -200,7 +201,7 @@ def test_router_of_other_sizes() -> None:
 
 
 def test_rule_that_forgets_a_dimension() -> None:
-    from equipoise._core import check_choice
+    from equipoise.nn._router_checks import check_choice
 
     message = r"must have indices and scores of shape \[3, K\], got \[3\] and \[3\]: unsqueeze\(1\)"
     refused(message, check_choice, torch.zeros(3).long(), torch.zeros(3), 3)

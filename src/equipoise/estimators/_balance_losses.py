@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import check_log_p, check_mask, check_matrix, check_shape, check_unbalanced
+from equipoise._core import check_mask, check_matrix, check_shape
+from equipoise.estimators._checks import check_unbalanced
+from equipoise.estimators._log_p_checks import check_log_p
 from equipoise.ops import count_groups, largest
 from equipoise.sampling import Sample
 

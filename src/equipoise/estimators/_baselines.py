@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import check_fraction, check_rows_independent, check_several_draws, check_shape, compact_repr
+from equipoise._core import check_fraction, check_shape, compact_repr
+from equipoise.estimators._checks import check_rows_independent, check_several_draws
 from equipoise.sampling import Sample
 
 # Keeps 0 / 0 from being NaN where nothing was kept.

@@ -10,16 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import (
-    check_features,
-    check_floating,
-    check_fraction,
-    check_iterations,
-    check_num_experts,
-    check_one_round,
-    check_shape,
-    compact_repr,
-)
+from equipoise._core import check_floating, check_fraction, check_iterations, check_shape, compact_repr
+from equipoise.estimators._checks import check_features, check_num_experts, check_one_round
 from equipoise.sampling import Sample
 
 # Added to the correlation matrix of the features, with one row's worth, 1 / rows, on top.

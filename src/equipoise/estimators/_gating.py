@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_log_p, check_one_round, check_shape
+from equipoise._core import check_shape
+from equipoise.estimators._checks import check_one_round
+from equipoise.estimators._log_p_checks import check_log_p
 from equipoise.estimators._reinforce import active_rows, check_rows, checked_weight, mean_over_rows, only
 from equipoise.sampling import Sample
 

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import Record, check_known_keywords, check_solves, compact_repr
+from equipoise._core import Record, check_solves, compact_repr
+from equipoise.estimators._checks import check_known_keywords
 from equipoise.ops import draw_gumbel, draw_uniform
 from equipoise.sampling import Sample
 

@@ -8,16 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import (
-    check_baseline,
-    check_critic,
-    check_floating,
-    check_not_the_losses,
-    check_one_round,
-    check_shape,
-    checked_log_p,
-    is_batched,
-)
+from equipoise._core import check_critic, check_floating, check_shape, is_batched
+from equipoise.estimators._checks import check_baseline, check_not_the_losses, check_one_round
+from equipoise.estimators._log_p_checks import checked_log_p
 from equipoise.estimators._weights import importance_weight
 from equipoise.sampling import Sample
 

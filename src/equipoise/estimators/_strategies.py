@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise._core import check_given
+from equipoise.estimators._checks import check_given
 from equipoise.estimators._protocol import Noise, Strategy, import_strategy
 from equipoise.estimators._weighted_sampler import WeightedSampler
 from equipoise.estimators._weights import over_batch

@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_eps, check_option, check_solves, checked_log_p, compact_repr
+from equipoise._core import check_eps, check_solves, compact_repr
+from equipoise.estimators._checks import check_option
+from equipoise.estimators._log_p_checks import checked_log_p
 from equipoise.estimators._protocol import Noise, draw_noise
 from equipoise.estimators._weights import per_expert, probability_ratio
 from equipoise.sampling import Sample

@@ -11,7 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_one_round, check_shape, check_stochastic, checked_log_p, checked_log_ratio
+from equipoise._core import check_shape
+from equipoise.estimators._checks import check_one_round
+from equipoise.estimators._log_p_checks import check_stochastic, checked_log_p, checked_log_ratio
 from equipoise.sampling import Sample
 
 

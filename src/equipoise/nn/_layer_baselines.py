@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from equipoise._core import check_per_layer, check_residual, check_shape
+from equipoise._core import check_shape
 from equipoise.estimators import EMABaseline
 from equipoise.nn._residual_baseline import ResidualBaseline
+from equipoise.nn._surrogate_checks import check_per_layer, check_residual
 
 Baseline = float | int | Tensor | EMABaseline | ResidualBaseline
 """A number, a number for each token, or something that learns one from past batches."""

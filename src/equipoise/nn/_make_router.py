@@ -8,9 +8,12 @@ from typing import Any, TypedDict, TypeGuard, Unpack, cast
 
 import torch
 
-from equipoise._core import (
+from equipoise._core import check_capacity_factor
+from equipoise.estimators import Strategy
+from equipoise.nn._named_router import NamedRouter
+from equipoise.nn._router import Router
+from equipoise.nn._router_checks import (
     check_auto,
-    check_capacity_factor,
     check_mixes,
     check_no_limit,
     check_not_inert,
@@ -20,9 +23,6 @@ from equipoise._core import (
     check_unused,
     check_weighable,
 )
-from equipoise.estimators import Strategy
-from equipoise.nn._named_router import NamedRouter
-from equipoise.nn._router import Router
 from equipoise.nn._routers import ROUTERS, find_router
 from equipoise.nn._rules import RoutingRule, rule_traits
 from equipoise.nn._schedules import Schedule

@@ -11,13 +11,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from equipoise._core import check_input_dim, check_no_tangent, check_not_batched, in_forward_mode, in_transform
+from equipoise._core import check_no_tangent, check_not_batched, in_forward_mode, in_transform
 from equipoise.estimators import Strategy
 from equipoise.nn._capture import RoutingSource, emit
 from equipoise.nn._dispatch import Dispatcher, LocalDispatcher
 from equipoise.nn._experts import make_experts
 from equipoise.nn._make_router import RoutingOptions, check_known_options, make_router
 from equipoise.nn._router import Router
+from equipoise.nn._router_checks import check_input_dim
 from equipoise.nn._routing import Routing
 from equipoise.nn._rules import RoutingRule
 

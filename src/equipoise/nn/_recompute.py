@@ -19,8 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function, Variable
 
-from equipoise._core import check_same_routing
 from equipoise.estimators import score_function
+from equipoise.nn._surrogate_checks import check_same_routing
 
 if TYPE_CHECKING:
     from equipoise.nn._capture import RoutingSource

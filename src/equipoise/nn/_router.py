@@ -18,20 +18,22 @@ from torch import Tensor, nn
 from equipoise._core import (
     autocast_device,
     check_at_least,
-    check_auto,
     check_capacity_factor,
-    check_input_dim,
     check_mask,
-    check_mixes,
     check_one_of,
-    check_routing,
-    check_rows_like,
     check_temperature,
-    check_top_k,
 )
 from equipoise.nn._auto import AutoProposal
 from equipoise.nn._balance import balance_losses
 from equipoise.nn._bias_rules import Priced, RunningPrices, WideBuffers
+from equipoise.nn._router_checks import (
+    check_auto,
+    check_input_dim,
+    check_mixes,
+    check_routing,
+    check_rows_like,
+    check_top_k,
+)
 from equipoise.nn._routing import Routing
 from equipoise.nn._rules import RouteRequest, RoutingRule, RuleTraits, rule_traits
 from equipoise.nn._schedules import Schedule

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_choice
 from equipoise.estimators import read_traits
+from equipoise.nn._router_checks import check_choice
 from equipoise.nn._routing import Routing
 from equipoise.ops import count_groups, rank_within_groups
 

@@ -11,19 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from equipoise._core import (
-    check_captured,
-    check_critic,
-    check_critic_graph,
-    check_critic_use,
-    check_floating,
-    check_graph,
-    check_mask,
-    check_one_of,
-    check_routings,
-    check_same_forward,
-    check_token_shape,
-)
+from equipoise._core import check_critic, check_floating, check_mask, check_one_of
 from equipoise.estimators import EMABaseline, expected_critic, score_function
 from equipoise.nn._capture import Emission
 from equipoise.nn._credit import CREDITS, counted_rows, credited, product_weight
@@ -31,6 +19,15 @@ from equipoise.nn._graph import missing_outputs
 from equipoise.nn._layer_baselines import Baseline, LayerBaselines, Residual, pair_baselines, read_baselines
 from equipoise.nn._recompute import Pending, expect
 from equipoise.nn._routings import Routings
+from equipoise.nn._surrogate_checks import (
+    check_captured,
+    check_critic_graph,
+    check_critic_use,
+    check_graph,
+    check_routings,
+    check_same_forward,
+    check_token_shape,
+)
 
 # The first calls show whether a training loop is put together rightly; later ones are looked at now and then.
 _CHECKED_CALLS = 3

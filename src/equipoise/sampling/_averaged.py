@@ -8,15 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import (
-    check_capacity,
-    check_floating,
-    check_matrix,
-    check_same_device,
-    check_shape,
-    check_solves_of,
-)
+from equipoise._core import check_capacity, check_floating, check_matrix, check_same_device, check_shape
 from equipoise.assignment import assign
+from equipoise.sampling._checks import check_solves_of
 from equipoise.sampling._gumbel_matching import price_of_room
 from equipoise.sampling._proposal import keep_all, mix_flat, propose_for_solves
 from equipoise.sampling._sample import Sample

@@ -11,8 +11,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equipoise._core import (
-    check_broadcasts,
-    check_coin,
     check_eps,
     check_floating,
     check_mask,
@@ -27,6 +25,7 @@ from equipoise._core import (
 )
 from equipoise.balancing import sinkhorn
 from equipoise.ops import largest, log_softmax
+from equipoise.sampling._checks import check_broadcasts, check_coin
 
 # The relative column error of the prices that a flat row sees.
 _PRICE_TOLERANCE = 1e-3

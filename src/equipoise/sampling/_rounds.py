@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_capacity, check_mask, check_matrix, check_rounds
+from equipoise._core import check_capacity, check_mask, check_matrix
 from equipoise.ops import count_groups
+from equipoise.sampling._checks import check_rounds
 from equipoise.sampling._sample import Sample, among_the_rest
 
 
