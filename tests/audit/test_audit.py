@@ -27,8 +27,8 @@ class Inflated:
     unbiased: bool = True
 
     @property
-    def balanced(self) -> bool:
-        return STRATEGIES[self.name].balanced
+    def respects_capacity(self) -> bool:
+        return STRATEGIES[self.name].respects_capacity
 
     def draw_noise(self, shape, **where):
         return STRATEGIES[self.name].draw_noise(shape, **where)
@@ -76,8 +76,8 @@ def test_verdicts_on_the_six(seed: int) -> None:
 def test_default_draws_decide_on_gumbel_matching(seed: int) -> None:
     judgement = audit("gm-iw", replace(SMALL, seed=seed)).judgement
     assert judgement.verdict != "biased"
-    assert judgement.more_draws is not None
-    assert judgement.more_draws + SMALL.draws < Conditions().draws
+    assert judgement.more_estimates is not None
+    assert judgement.more_estimates + SMALL.draws < Conditions().draws
 
 
 @pytest.mark.parametrize("sharpness", [0.3, 3.0, 8.0])
@@ -124,7 +124,7 @@ def test_baselines_are_unbiased_and_those_that_see_rows_reduce_the_variance(name
         deviation[baseline] = outcome.findings["router"].deviation
         if baseline == "draws":
             deviation[baseline] *= DRAWS**0.5  # of one draw
-            assert outcome.evidence.draws * DRAWS == outcome.draws == 32_000
+            assert outcome.evidence.estimates * DRAWS == outcome.draws == 32_000
     # Half of the losses' variance is the rows', and their mean is 1. Features show them through noise.
     assert deviation["ema"] < 0.9 * deviation["none"]
     assert deviation["expert-mean"] < 0.9 * deviation["none"]

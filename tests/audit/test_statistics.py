@@ -33,7 +33,7 @@ def test_moments_do_not_depend_on_the_batches(generator: torch.Generator) -> Non
     torch.testing.assert_close(evidence.mean, draws.mean(0))
     torch.testing.assert_close(evidence.variance, draws.var(0))
     torch.testing.assert_close(evidence.reach, (draws - 4.5).abs().amax(0))
-    assert evidence.draws == 1000
+    assert evidence.estimates == 1000
 
 
 @pytest.mark.parametrize("skewed", [False, True])
@@ -90,10 +90,10 @@ def test_verdict_needs_resolution_and_says_how_many_draws_that_takes() -> None:
     judgement = judge(evidence, groups=2)
     assert judgement.verdict == "undecided"
     assert judgement.detectable > TOLERANCE
-    assert judgement.more_draws is not None
-    enough = replace(evidence, draws=100 + judgement.more_draws)
+    assert judgement.more_estimates is not None
+    enough = replace(evidence, estimates=100 + judgement.more_estimates)
     assert judge(enough, groups=2).verdict == "unbiased"
-    assert judge(replace(evidence, draws=enough.draws * 9 // 10), groups=2).verdict == "undecided"
+    assert judge(replace(evidence, estimates=enough.estimates * 9 // 10), groups=2).verdict == "undecided"
 
 
 def test_without_a_claim_no_bias_found_decides_nothing() -> None:
@@ -102,11 +102,11 @@ def test_without_a_claim_no_bias_found_decides_nothing() -> None:
     assert judge(evidence).verdict == "unbiased"
     judgement = judge(evidence, claimed=False)
     assert (judgement.verdict, judgement.component) == ("undecided", 1)
-    assert judgement.more_draws is not None
-    enough = replace(evidence, draws=10**6 + judgement.more_draws)
+    assert judgement.more_estimates is not None
+    enough = replace(evidence, estimates=10**6 + judgement.more_estimates)
     assert float(enough.detectable()[1]) == pytest.approx(0.003, rel=1e-3)
     assert judge(enough, claimed=False).verdict == "biased"
-    assert judge(replace(evidence, mean=ones), claimed=False).more_draws is None
+    assert judge(replace(evidence, mean=ones), claimed=False).more_estimates is None
 
 
 @pytest.mark.parametrize(("offset", "verdict"), [(0.0, "unbiased"), (1e-3, "biased")])

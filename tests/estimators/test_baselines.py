@@ -184,3 +184,12 @@ def test_shapes_must_agree() -> None:
     state: dict[str, Tensor] = {"value": torch.zeros(4)}
     with pytest.raises(ValueError, match=r"state\['value'\] must have shape \[3\]"):
         EMABaseline(shape=[3]).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kept", [[True, False, True], [False] * 3])
+def test_average_takes_a_sample_or_the_rows_that_it_kept(kept: list[bool]) -> None:
+    losses = torch.tensor([1.0, float("nan"), 4.0])
+    by_sample, by_rows = eq.EMABaseline(decay=0.5), eq.EMABaseline(decay=0.5)
+    by_sample.update(losses, kept_only(kept))
+    by_rows.update(losses, torch.tensor(kept))
+    assert float(by_rows.value) == float(by_sample.value) == (1.25 if any(kept) else 0.0)

@@ -18,8 +18,7 @@ from equipoise import (
     reinforce,
     sample_independent,
 )
-from equipoise._core import checked_log_p
-from equipoise._core._value_checks import _checked_log_p
+from equipoise.estimators._log_p_checks import _checked_log_p, checked_log_p
 
 N, K = 40, 3
 

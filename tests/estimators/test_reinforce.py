@@ -5,9 +5,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.estimators import STRATEGIES, RegressionCritic, importance_weight, reinforce
+from equipoise.estimators import (
+    STRATEGIES,
+    RegressionCritic,
+    expected_critic,
+    gate,
+    importance_weight,
+    reinforce,
+    score_function,
+)
 from equipoise.ops import draw_gumbel
-from equipoise.sampling import Sample, sample_independent, sample_skip
+from equipoise.sampling import Sample, sample_independent, sample_rounds, sample_skip
 
 N, K, BATCH = 7, 3, 2
 
@@ -242,3 +250,59 @@ class TestBadInput:
             with pytest.raises(ValueError, match=r"baseline must not depend on the experts .*, got the losses of this"):
                 reinforce(self.log_p, self.s, losses, baseline=baseline)
         reinforce(self.log_p, self.s, losses, baseline=losses.detach().clone())  # equal values, from elsewhere
+
+
+def test_score_function_has_no_value_and_the_gradient_of_log_p() -> None:
+    log_prob = torch.tensor([-1.0, -torch.inf, -2.0], requires_grad=True)
+    terms = score_function(log_prob, torch.tensor([3.0, 0.0, 5.0]), torch.tensor([True, False, True]))
+    assert terms.tolist() == [0.0, 0.0, 0.0]
+    terms.sum().backward()
+    assert log_prob.grad is not None
+    assert log_prob.grad.tolist() == [3.0, 0.0, 5.0]
+
+
+def test_expected_critic_has_no_value_and_the_gradient_of_the_expectation() -> None:
+    logits = torch.tensor([[1.0, 2.0], [0.0, 3.0], [torch.nan, 0.0]], requires_grad=True)
+    critic = torch.tensor([[1.0, 5.0], [2.0, 4.0], [torch.nan, 1.0]], requires_grad=True)
+    counted = torch.tensor([True, True, False])
+    log_p = logits.log_softmax(-1)
+    log_p.retain_grad()
+    terms = expected_critic(log_p, critic, counted)
+    assert terms.tolist() == [0.0, 0.0, 0.0]
+    terms.sum().backward()
+    assert log_p.grad is not None
+    torch.testing.assert_close(log_p.grad[:2], (log_p.exp() * critic).detach()[:2])
+    assert log_p.grad[2].tolist() == [0.0, 0.0]
+    assert critic.grad is None
+
+
+class TestSeveralExpertsARow:
+    """`sample_rounds` gives one sample with all its rounds, and the weights that go with it."""
+
+    def drawn(self, logits: Tensor) -> tuple[Sample, Tensor]:
+        strategy, generator = STRATEGIES["gm-iw"], torch.Generator().manual_seed(3)
+        noises = [strategy.draw_noise(logits.shape, generator=generator, dtype=logits.dtype) for _ in range(2)]
+        return sample_rounds(logits.detach().log_softmax(-1), strategy, noises)
+
+    def test_the_score_is_that_of_all_experts(self, logits: Tensor) -> None:
+        s, weight = self.drawn(logits)
+        losses = torch.rand(s.z.shape, dtype=torch.float64)
+        log_p = logits.log_softmax(-1)
+        (found,) = torch.autograd.grad(reinforce(log_p, s, losses, baseline=0.3, weight=weight).sum(), logits)
+        by_hand = (weight * (losses - 0.3) * s.log_prob(logits.log_softmax(-1))).sum() / N
+        torch.testing.assert_close(found, torch.autograd.grad(by_hand, logits)[0])
+
+    def test_what_knows_one_expert_only_is_refused(self, logits: Tensor) -> None:
+        s, weight = self.drawn(logits)
+        log_p, losses = logits.log_softmax(-1), torch.zeros(s.z.shape, dtype=torch.float64)
+        message = (
+            "must come with a sample of one expert a row, got 2 rounds: give the weights that sample_rounds returned"
+        )
+        for refused in (
+            lambda: reinforce(log_p, s, losses),
+            lambda: reinforce(log_p, s, losses, weight=weight, critic=torch.zeros_like(log_p)),
+            lambda: gate(log_p, s),
+            lambda: RegressionCritic(K).update(torch.zeros(BATCH, N, 0), s, losses),
+        ):
+            with pytest.raises(ValueError, match=message):
+                refused()

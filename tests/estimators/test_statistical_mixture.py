@@ -13,7 +13,7 @@ from torch import Tensor
 
 from equipoise.assignment import assign
 from equipoise.audit import Conditions, Judgement, audit
-from equipoise.estimators import STRATEGIES, Combination, Noise, draw_noise
+from equipoise.estimators import STRATEGIES, Noise, WeightedSampler, draw_noise
 from equipoise.sampling import Sample, _proposal, sample_averaged, sample_gumbel_matching
 
 DRAWS = 40_000
@@ -26,12 +26,12 @@ CASES = {
 STRATEGY = {
     "skip-iw-mix": STRATEGIES["skip-iw-mix"],
     "gm-iw-mix": STRATEGIES["gm-iw-mix"],
-    "gm-iw-avg": STRATEGIES["gm-iw-avg"].with_options(draws=3),
-    "gm-iw-avg-mix": STRATEGIES["gm-iw-avg-mix"].with_options(draws=2),
+    "gm-iw-avg": STRATEGIES["gm-iw-avg"].with_options(solves=3),
+    "gm-iw-avg-mix": STRATEGIES["gm-iw-avg-mix"].with_options(solves=2),
 }
 
 
-def judgement(strategy: Combination, **options: Any) -> Judgement:
+def judgement(strategy: WeightedSampler, **options: Any) -> Judgement:
     return audit(strategy, Conditions(**{"draws": DRAWS, "row_effect": 0.0, **options})).judgement
 
 
@@ -75,6 +75,6 @@ def test_prices_that_know_the_noise_are_biased(sampler: Any, biased: bool, gener
 
 
 def test_a_pick_that_knows_the_noise_is_biased() -> None:
-    honest = STRATEGIES["gm-iw-avg"].with_options(draws=4)
+    honest = STRATEGIES["gm-iw-avg"].with_options(solves=4)
     assert judgement(honest, n=4).verdict != "biased"
     assert judgement(replace(honest, sampler=best_draw), n=4).verdict == "biased"

@@ -14,11 +14,13 @@ from equipoise.balancing import sinkhorn
 from equipoise.estimators import (
     PAPER_STRATEGIES,
     STRATEGIES,
-    Combination,
     Noise,
+    StrategyTraits,
+    WeightedSampler,
     check_strategy,
     draw_noise,
     get_strategy,
+    read_traits,
 )
 from equipoise.sampling import sample_averaged, sample_gumbel_matching, sample_independent, sample_skip
 
@@ -67,9 +69,10 @@ def test_the_table_is_the_papers_and_ours() -> None:
     ]
     assert [s.name for s in STRATEGIES.values() if s.unbiased] == ["sample", "skip-iw", "gm-iw", *BEYOND]
     assert {s.name: s.eps for s in STRATEGIES.values() if s.mixes} == dict.fromkeys(BEYOND[:2] + BEYOND[3:], 0.2)
-    assert {s.name: s.draws for s in STRATEGIES.values() if s.averages} == dict.fromkeys(BEYOND[2:], 8)
-    assert all(s.eps == 0 and s.draws == 1 for s in PAPER_STRATEGIES.values())
-    assert [s.name for s in STRATEGIES.values() if not s.balanced] == ["sample"]
+    assert {s.name: s.solves for s in STRATEGIES.values() if s.averages} == dict.fromkeys(BEYOND[2:], 8)
+    assert all(s.eps == 0 and s.solves == 1 for s in PAPER_STRATEGIES.values())
+    assert [s.name for s in STRATEGIES.values() if not s.respects_capacity] == ["sample"]
+    assert [s.name for s in STRATEGIES.values() if not s.assigns_all] == ["skip-iw", "skip", "skip-iw-mix"]
 
 
 @EACH
@@ -139,23 +142,27 @@ def test_another_mixture_weight_for_one_draw(name: str, eps, log_p: Tensor, nois
 
 
 def test_options_make_another_strategy() -> None:
-    ours = STRATEGIES["gm-iw-avg-mix"].with_options(eps=0.5, draws=3)
-    assert (ours.eps, ours.draws, ours.name) == (0.5, 3, "gm-iw-avg-mix")
+    ours = STRATEGIES["gm-iw-avg-mix"].with_options(eps=0.5, solves=3)
+    assert (ours.eps, ours.solves, ours.name) == (0.5, 3, "gm-iw-avg-mix")
     assert STRATEGIES["gm-iw-avg-mix"].with_options() == STRATEGIES["gm-iw-avg-mix"]
     noise = ours.draw_noise([5, 4, 2])
     assert [list(x.shape) for x in (noise.gumbel, noise.coin, noise.pick)] == [[5, 3, 4, 2], [5, 3, 4], [5]]
     # One draw still has a dimension.
-    assert STRATEGIES["gm-iw-avg"].with_options(draws=1).draw_noise([4, 2]).gumbel.shape == (1, 4, 2)
+    assert STRATEGIES["gm-iw-avg"].with_options(solves=1).draw_noise([4, 2]).gumbel.shape == (1, 4, 2)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("gm-iw", {"eps": 0.1}, r"eps must be left out for strategy 'gm-iw', which does not use it, got 0.1: it is f"),
-        ("gm-iw-avg", {"eps": 0.0}, r"eps must be left out for .* for skip-iw-mix, gm-iw-mix, gm-iw-avg-mix"),
-        ("gm-iw-mix", {"draws": 4}, r"draws must be left out for .*, got 4: it is for gm-iw-avg, gm-iw-avg-mix"),
+        ("gm-iw-avg", {"eps": 0.0}, r"eps must be left out for .*: it is for a strategy that mixes, such as gm-iw-mix"),
+        (
+            "gm-iw-mix",
+            {"solves": 4},
+            r"solves must be left out for .*, got 4: it is for .* that averages, such as gm-iw-avg",
+        ),
         ("gm-iw-mix", {"eps": 1.0}, r"eps must be in \[0, 1\), got 1.0"),
-        ("gm-iw-avg", {"draws": 0}, r"draws must be an integer >= 1, got 0"),
+        ("gm-iw-avg", {"solves": 0}, r"solves must be an integer >= 1, got 0"),
     ],
 )
 def test_options_that_are_refused(name: str, options: dict, message: str) -> None:
@@ -182,7 +189,7 @@ def test_capacity_is_respected_by_those_that_say_so(name: str, log_p: Tensor, no
     skewed = (log_p + torch.tensor([3.0, 0.0])).log_softmax(-1)
     s, _ = STRATEGIES[name].draw(skewed, noise, capacity=4)
     processed = torch.stack([((s.z == j) & s.kept).sum(-1) for j in range(2)], -1)
-    assert bool((processed <= 4).all()) == STRATEGIES[name].balanced
+    assert bool((processed <= 4).all()) == STRATEGIES[name].respects_capacity
 
 
 @EACH
@@ -261,11 +268,11 @@ def test_mixing_and_averaging_without_their_noise_is_refused(log_p: Tensor, nois
         STRATEGIES["gm-iw-avg"].draw(log_p, noise)
 
 
-@pytest.mark.parametrize("draws", [0, -1, 1.5, True])
+@pytest.mark.parametrize("solves", [0, -1, 1.5, True])
 @pytest.mark.usefixtures("unchecked")
-def test_noise_needs_a_draw(draws: object) -> None:
-    with pytest.raises(ValueError, match=r"draws must be an integer >= 1, got"):
-        draw_noise([4, 2], draws=draws)
+def test_noise_needs_a_solve(solves: object) -> None:
+    with pytest.raises(ValueError, match=r"solves must be an integer >= 1, got"):
+        draw_noise([4, 2], solves=solves)
 
 
 @EACH
@@ -283,7 +290,7 @@ def test_unknown_name() -> None:
 class Uniform:
     """A user's own: independent draws from a uniform proposal."""
 
-    name, label, balanced, unbiased = "uniform", "Uniform", False, True
+    name, label, respects_capacity, unbiased = "uniform", "Uniform", False, True
 
     def draw_noise(self, shape, **how):
         return draw_noise(shape, **how)
@@ -305,15 +312,38 @@ def test_a_users_own_is_imported(user_module: types.ModuleType) -> None:
     assert get_strategy("a_users_module:mine") is user_module.mine
 
 
-def test_a_users_own_may_be_a_combination() -> None:
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategy_and_sample_say_the_same_of_the_capacity(name: str) -> None:
+    strategy = STRATEGIES[name]
+    s, _ = strategy.draw(torch.zeros(7, 3).log_softmax(-1), strategy.draw_noise([7, 3]))
+    assert (s.respects_capacity, s.assigns_all) == (strategy.respects_capacity, strategy.assigns_all)
+    if s.assigns_all:
+        assert bool(s.kept.all())
+    if s.respects_capacity:
+        assert int(torch.bincount(s.z[s.kept], minlength=3).max()) <= 3
+
+
+def test_what_a_strategy_may_have_and_does_not_is_the_default() -> None:
+    assert read_traits(StrategyTraits, Uniform()) == StrategyTraits()
+    assert read_traits(StrategyTraits, STRATEGIES["gm-iw-avg-mix"]) == StrategyTraits(
+        assigns_all=True, mixes=True, averages=True
+    )
+    assert read_traits(StrategyTraits, STRATEGIES["skip"]) == StrategyTraits(paper=True)
+
+
+def test_a_users_own_may_be_a_weighted_sampler() -> None:
     def sampler(log_p, noise, **how):
         how.pop("capacity")
         return sample_independent(log_p, noise.gumbel, **how)
 
-    mine = Combination(name="mine", label="Mine", sampler=sampler, balanced=False, unbiased=True, doc="")
+    mine = WeightedSampler(name="mine", label="Mine", sampler=sampler, respects_capacity=False, unbiased=True, doc="")
     assert check_strategy(mine) is mine
     _, weight = mine.draw(torch.zeros(2, 2).log_softmax(-1), mine.draw_noise([2, 2]))
     assert weight.tolist() == [1.0, 1.0]
+
+
+class MixesByWord(Uniform):
+    mixes = "yes"
 
 
 class NoDraw(Uniform):
@@ -337,6 +367,7 @@ class FewKeywords(Uniform):
             r"strategy 'object' must have an attribute name of type str, got none: see equipoise.estimators.Strat",
         ),
         (NoLabel(), r"strategy 'uniform' must have an attribute label of type str, got None"),
+        (MixesByWord(), r"strategy 'uniform' must have an attribute mixes of type bool, or none, got 'yes': see"),
         (NoDraw(), r"strategy 'uniform' must have a method draw, got none"),
         (
             FewKeywords(),

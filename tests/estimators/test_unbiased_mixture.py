@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equipoise import reference
 from equipoise.balancing import sinkhorn
-from equipoise.estimators import STRATEGIES, Combination, Noise
+from equipoise.estimators import STRATEGIES, Noise, WeightedSampler
 from equipoise.ops import draw_gumbel
 from equipoise.sampling import Sample
 
@@ -41,7 +41,7 @@ def error(task, mean: Tensor) -> float:
     return float((mean - task.exact_gradient()).abs().max())
 
 
-def draw(strategy: Combination, task, noise: Noise, **how: Any) -> tuple[Sample, Tensor]:
+def draw(strategy: WeightedSampler, task, noise: Noise, **how: Any) -> tuple[Sample, Tensor]:
     """Draws for noise with one dimension too many where the strategy does not average."""
     if not strategy.averages:
         noise = Noise(noise.gumbel.squeeze(-3), noise.priority, noise.coin.squeeze(-2))
@@ -51,7 +51,7 @@ def draw(strategy: Combination, task, noise: Noise, **how: Any) -> tuple[Sample,
     return strategy.draw(log_p.expand(*batch, *log_p.shape), noise, mask=mask, **how)
 
 
-def own_probability(strategy: Combination, task, gumbel: Tensor, coin: Tensor, **how: Any) -> Tensor:
+def own_probability(strategy: WeightedSampler, task, gumbel: Tensor, coin: Tensor, **how: Any) -> Tensor:
     """P(z_i = j), [n, 2], when row i's noise and coins are redrawn, and the draw that is used is picked anew.
 
     Given which draw is used, and what row i's coin says there, row i takes expert 0 if and only if g_i0 - g_i1, a
@@ -74,7 +74,7 @@ def own_probability(strategy: Combination, task, gumbel: Tensor, coin: Tensor, *
     return (strategy.eps * flat + (1 - strategy.eps) * main).mean(0)
 
 
-def mean_over_own_noise(strategy: Combination, task, gumbel: Tensor, coin: Tensor, p: Tensor, **how: Any) -> Tensor:
+def mean_over_own_noise(strategy: WeightedSampler, task, gumbel: Tensor, coin: Tensor, p: Tensor, **how: Any) -> Tensor:
     """The mean gradient when, for each row's term, that row's noise, coins and pick alone are redrawn."""
     m, n, k = gumbel.shape
     rows = torch.arange(n)
@@ -143,7 +143,7 @@ def test_weights_without_the_flat_component_are_biased(task) -> None:
     assert error(problem, mean_over_own_noise(strategy, problem, gumbel, coin, p)) > 1e-3
 
 
-def mean_over_everything(strategy: Combination, task, main: Tensor, **how: Any) -> Tensor:
+def mean_over_everything(strategy: WeightedSampler, task, main: Tensor, **how: Any) -> Tensor:
     """The exact mean gradient where rows are independent: every z, every coin, every order of the priorities."""
     n, k = task.logits.shape
     z = torch.tensor(list(product(range(k), repeat=n)))

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise._core import checked_log_ratio
 from equipoise.estimators import STRATEGIES, importance_weight, over_batch, per_expert, probability_ratio
+from equipoise.estimators._log_p_checks import checked_log_ratio
 from equipoise.ops import draw_gumbel
 from equipoise.sampling import Sample, sample_gumbel_matching, sample_independent, sample_skip
 

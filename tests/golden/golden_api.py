@@ -32,7 +32,7 @@ def router_names() -> list[str]:
 
 
 def router_takes(name: str, option: str) -> bool:
-    """Whether a router has a use for an option of `MoE`: top_k, loss, sinkhorn_first, importance, eps, draws."""
+    """Whether a router has a use for an option of `MoE`: top_k, loss, sinkhorn_first, importance, eps, solves."""
     return option in eq.nn.ROUTERS[name].options
 
 
@@ -106,9 +106,9 @@ def gated_loss(log_p: Tensor, s: Any, losses: Tensor, weight: Tensor) -> Tensor:
 
 def rounds(name: str, log_p: Tensor, noises: Sequence[Any], how: dict[str, Any]) -> tuple[Arrays, Tensor]:
     """K experts a row: what was drawn, and its log-probability with gradient."""
-    drawn = eq.sample_rounds(log_p, eq.STRATEGIES[name], noises, **how)
-    log_prob = drawn.log_prob(log_p)
-    return {"z": drawn.z, "kept": drawn.kept, "weight": drawn.weight, "log_prob": log_prob}, log_prob
+    s, weight = eq.sample_rounds(log_p, eq.STRATEGIES[name], noises, **how)
+    log_prob = s.log_prob(log_p)
+    return {"z": s.z_rounds, "kept": s.kept_rounds, "weight": weight, "log_prob": log_prob}, log_prob
 
 
 def balance_losses() -> dict[str, Callable[..., Tensor]]:
@@ -130,6 +130,8 @@ def moving_average(losses: Sequence[Tensor], s: Any, decay: float) -> list[Tenso
 
 
 def moe(dim: int, num_experts: int, **options: Any) -> nn.Module:
+    if "draws" in options:  # as it was called when the numbers were stored
+        options["solves"] = options.pop("draws")
     return eq.nn.MoE(dim, num_experts, **options)
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise.nn import LocalDispatcher, MLPExperts, SwiGLUExperts
+from equipoise.nn import LocalDispatcher
+from equipoise.nn._experts import MLPExperts, SwiGLUExperts
 
 E, DIM = 3, 8
 DROPPED = torch.tensor([[2], [3], [0], [2], [0], [3]])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from equipoise.estimators import STRATEGIES
-from equipoise.nn import AutoProposal, MoE, Routing, capture
-from equipoise.nn._auto import RANGES
+from equipoise.nn import MoE, Routing, capture
+from equipoise.nn._auto import RANGES, AutoProposal
 
 TARGET, STEP, TOLERANCE = 0.5, 1.25, 0.01
 

@@ -19,7 +19,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sample, two": {"top_k": 2},
     "skip-iw, two": {"top_k": 2},
     "gm-iw, two": {"top_k": 2, "temperature": "auto"},
-    "gm-iw-avg-mix, two": {"top_k": 2, "draws": 3, "eps": "auto", "temperature": "auto", "loss": "gating"},
+    "gm-iw-avg-mix, two": {"top_k": 2, "solves": 3, "eps": "auto", "temperature": "auto", "loss": "gating"},
 }
 pytestmark = pytest.mark.parametrize("router", [*ROUTERS, *VARIANTS])
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
-from equipoise.nn import LocalDispatcher, MLPExperts, Routing
+from equipoise.nn import LocalDispatcher, Routing
+from equipoise.nn._experts import MLPExperts
 
 E, DIM = 3, 4
 CASES = {
@@ -36,7 +37,6 @@ def make_routing(
         indices=indices,
         scores=scores,
         weight=scores.new_ones(rows),
-        kept=(indices < e).any(1),
         sample=None,
         prices=None,
         gap=None,

@@ -13,18 +13,17 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.nn import (
-    Choice,
     CosineSchedule,
     ExponentialSchedule,
     LinearSchedule,
-    LossFree,
     MoE,
     Router,
     RouteRequest,
     Routing,
-    TopK,
     capture,
 )
+from equipoise.nn._bias_rules import LossFree
+from equipoise.nn._peer_rules import TopK
 
 
 @pytest.fixture(autouse=True)
@@ -231,10 +230,10 @@ def test_balance_losses_are_weighted_and_leave_masked_rows_out() -> None:
 
 
 def test_rule_of_the_users_own() -> None:
-    def two_of_them(logits: Tensor, request: RouteRequest) -> Choice:
+    def two_of_them(logits: Tensor, request: RouteRequest) -> Routing:
         assert request.capacity == 5
         indices = torch.tensor([[0, 2]]).expand(logits.shape[0], 2)
-        return Choice(indices=indices, scores=request.log_p.exp().gather(1, indices))
+        return request.route(indices, request.log_p.exp().gather(1, indices))
 
     moe, x = layer(two_of_them), torch.randn(12, 6)
     y, routing = run(moe, x)

@@ -9,21 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.estimators import STRATEGIES
-from equipoise.nn import (
-    ROUTERS,
-    AutoProposal,
-    Base,
-    Choice,
-    LinearSchedule,
-    LossFree,
-    MoE,
-    Priced,
-    Router,
-    RouteRequest,
-    RunningPrices,
-    StrategyRule,
-    TopK,
-)
+from equipoise.nn import ROUTERS, LinearSchedule, MoE, Router, RouteRequest, Routing, SamplingRule
+from equipoise.nn._auto import AutoProposal
+from equipoise.nn._bias_rules import LossFree, Priced, RunningPrices
+from equipoise.nn._peer_rules import Base, TopK
 
 
 def refused(message: str, build: Callable[..., Any], *arguments: Any, **how: Any) -> None:
@@ -73,7 +62,7 @@ def test_dim_mismatch(shape: tuple[int, ...]) -> None:
 
 def test_integers_are_not_rows() -> None:
     # Called past the shape checker of the tests, which would refuse the dtype first.
-    from equipoise._core import check_input_dim
+    from equipoise.nn._router_checks import check_input_dim
 
     refused(
         "x must be floating point, got torch.int64: embed tokens first", check_input_dim, torch.ones(3, 4).long(), 4
@@ -81,7 +70,8 @@ def test_integers_are_not_rows() -> None:
 
 
 def test_mask_and_token_ids() -> None:
-    from equipoise._core import check_mask, check_rows_like
+    from equipoise._core import check_mask
+    from equipoise.nn._router_checks import check_rows_like
 
     refused("mask must be boolean", check_mask, torch.ones(3), [3])
     refused(r"mask must have shape \[3\]", check_mask, torch.ones(2).bool(), [3])
@@ -110,9 +100,9 @@ def test_mixture_weight(eps: float) -> None:
     refused(r"eps must be in \[0, 1\), got", MoE, 4, 2, router="gm-iw-mix", eps=eps)
 
 
-@pytest.mark.parametrize("draws", [0, -1])
-def test_number_of_draws(draws: int) -> None:
-    refused(f"draws must be an integer >= 1, got {draws}", MoE, 4, 2, router="gm-iw-avg", draws=draws)
+@pytest.mark.parametrize("solves", [0, -1])
+def test_number_of_solves(solves: int) -> None:
+    refused(f"solves must be an integer >= 1, got {solves}", MoE, 4, 2, router="gm-iw-avg", solves=solves)
 
 
 def test_what_chooses_itself() -> None:
@@ -124,9 +114,9 @@ def test_what_chooses_itself() -> None:
         refused(message, MoE, 4, 2, temperature="auto", target_sample_size=target)
     message = "temperature and eps must be numbers without importance weights, got 'auto' and None"
     refused(message, MoE, 4, 2, temperature="auto", importance=False)
-    rule = StrategyRule(STRATEGIES["gm-iw-mix"])
+    rule = SamplingRule(STRATEGIES["gm-iw-mix"])
     refused("eps must be None, or 'auto' where the rule mixes, .* got 0.3", MoE, 4, 2, router=rule, eps=0.3)
-    refused("names must be one of 'eps', 'temperature', got 'draws'", AutoProposal, ["draws"])
+    refused("names must be one of 'eps', 'temperature', got 'solves'", AutoProposal, ["solves"])
     refused("window must be an integer >= 1, got 0", AutoProposal, ["eps"], window=0)
     refused("step must be finite and > 1, got 1.0", AutoProposal, ["eps"], step=1.0)
 
@@ -148,10 +138,10 @@ def test_more_choices_than_experts() -> None:
         ("switch", {"top_k": 2}),
         ("skip-iw", {"eps": 0.2}),
         ("gm-iw", {"eps": "auto"}),
-        ("gm-iw-mix", {"draws": 4}),
-        ("switch", {"draws": 4}),
+        ("gm-iw-mix", {"solves": 4}),
+        ("switch", {"solves": 4}),
         ("switch", {"temperature": "auto"}),
-        (Base(), {"draws": 4}),
+        (Base(), {"solves": 4}),
         (Base(), {"eps": "auto"}),
         ("switch", {"sinkhorn_first": True}),
         ("topk", {"importance": False}),
@@ -211,15 +201,23 @@ def test_router_of_other_sizes() -> None:
 
 
 def test_rule_that_forgets_a_dimension() -> None:
-    from equipoise._core import check_choice
+    from equipoise.nn._router_checks import check_choice
 
     message = r"must have indices and scores of shape \[3, K\], got \[3\] and \[3\]: unsqueeze\(1\)"
     refused(message, check_choice, torch.zeros(3).long(), torch.zeros(3), 3)
 
-    def short(logits: Tensor, request: RouteRequest) -> Choice:
-        return Choice(indices=logits[1:].argmax(-1, keepdim=True), scores=torch.ones(2, 1))
+    def short(logits: Tensor, request: RouteRequest) -> Routing:
+        return request.route(logits[1:].argmax(-1, keepdim=True), torch.ones(2, 1))
 
     refused(r"must have indices and scores of shape \[3, K\], got \[2, 1\]", MoE(4, 2, router=short), torch.randn(3, 4))
+
+
+def test_rule_that_returns_no_routing() -> None:
+    def indices_only(logits: Tensor, request: RouteRequest) -> Any:
+        return logits.argmax(-1, keepdim=True)
+
+    message = r"a routing rule must return request.route\(indices, scores\), got Tensor: see"
+    refused(message, MoE(4, 2, router=indices_only), torch.randn(3, 4))
 
 
 @pytest.mark.parametrize("router", [name for name in ROUTERS if name not in ("hash", "dense")])

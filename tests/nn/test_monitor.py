@@ -37,7 +37,7 @@ def record(moe: MoE, *, kept: int = 16, heavy: bool = False) -> Routing:
     weight = torch.ones(16)
     if heavy:
         weight[0] = 1e3
-    return replace(routing, indices=torch.where(rows, 0, 2)[:, None], kept=rows, weight=weight)
+    return replace(routing, indices=torch.where(rows, 0, 2)[:, None], weight=weight)
 
 
 def steps(moe: MoE, count: int, **how: object) -> None:

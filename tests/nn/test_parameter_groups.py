@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.nn import MoE, Router, TopK, parameter_groups
+from equipoise.nn import MoE, Router, parameter_groups
+from equipoise.nn._peer_rules import TopK
 
 
 def model() -> nn.Sequential:

@@ -10,7 +10,8 @@ from jaxtyping import config
 from torch import Tensor, nn
 
 from equipoise.estimators import EMABaseline
-from equipoise.nn import MoE, Readout, ResidualBaseline, Routings, Surrogate, capture
+from equipoise.nn import MoE, Readout, ResidualBaseline, Surrogate, capture
+from equipoise.nn._routings import Routings
 
 
 @pytest.fixture(autouse=True)

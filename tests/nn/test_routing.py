@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from equipoise.estimators import STRATEGIES
-from equipoise.nn import ROUTERS, Choice, MoE, Router, RouteRequest, Routing, TopK
+from equipoise.nn import ROUTERS, MoE, Router, RouteRequest, Routing
+from equipoise.nn._peer_rules import TopK
 from equipoise.nn._stats import routing_stats
 
 
@@ -23,7 +24,6 @@ def record(**how: Any) -> Routing:
         "indices": torch.tensor([[0, 1], [2, 3], [3, 3], [1, 0]]),
         "scores": torch.tensor([[0.7, 0.3], [0.5, 0.0], [0.0, 0.0], [0.9, 0.1]]),
         "weight": torch.tensor([1.0, 2.0, 0.0, 3.0]),
-        "kept": torch.tensor([True, True, False, True]),
         "sample": None,
         "prices": None,
         "gap": None,
@@ -110,7 +110,6 @@ def test_stats_of_an_empty_batch_count_as_balanced() -> None:
         "indices": torch.zeros(0, 2, dtype=torch.int64),
         "scores": torch.zeros(0, 2),
         "weight": torch.zeros(0),
-        "kept": torch.zeros(0, dtype=torch.bool),
     }
     stats = record(**empty, shape=(0,)).stats.to_dict()
     assert stats == {
@@ -140,9 +139,9 @@ def test_stats_carry_no_gradient() -> None:
 
 
 def test_router_completes_what_a_rule_leaves_out() -> None:
-    def first_expert(logits: Tensor, request: RouteRequest) -> Choice:
+    def first_expert(logits: Tensor, request: RouteRequest) -> Routing:
         rows = logits.shape[0]
-        return Choice(indices=torch.zeros(rows, 1, dtype=torch.int64), scores=torch.ones(rows, 1))
+        return request.route(torch.zeros(rows, 1, dtype=torch.int64), torch.ones(rows, 1))
 
     mask = torch.tensor([[True, False], [True, True]])
     routing = Router(4, 3, first_expert)(torch.randn(2, 2, 4), mask=mask)
@@ -156,6 +155,6 @@ def test_router_completes_what_a_rule_leaves_out() -> None:
 
 def test_table_describes_every_router() -> None:
     strategies = list(STRATEGIES)
-    peers = ["switch", "topk", "base", "s-base", "hash", "loss-free", "priced", "dense"]
+    peers = ["switch", "topk", "base", "s-base", "hash", "dense", "loss-free", "priced"]
     assert list(ROUTERS) == strategies + peers
     assert all(row.doc for row in ROUTERS.values())

@@ -11,25 +11,10 @@ from torch import Tensor
 
 from equipoise.assignment import assign
 from equipoise.estimators import STRATEGIES
-from equipoise.nn import (
-    Base,
-    Choice,
-    Dense,
-    Hash,
-    LossFree,
-    MoE,
-    Priced,
-    Router,
-    RouteRequest,
-    Routing,
-    RoutingRule,
-    RunningPrices,
-    SinkhornBase,
-    StrategyRule,
-    TopK,
-    drop_overflow,
-)
-from equipoise.nn._peer_rules import hash_integers
+from equipoise.nn import MoE, Router, RouteRequest, Routing, RoutingRule, SamplingRule
+from equipoise.nn._bias_rules import LossFree, Priced, RunningPrices
+from equipoise.nn._peer_rules import Base, Dense, Hash, SinkhornBase, TopK, hash_integers
+from equipoise.nn._rules import drop_overflow
 
 E = 3
 
@@ -44,8 +29,9 @@ def draw(rows: int = 10, experts: int = E, seed: int = 0, scale: float = 1.5) ->
     return scale * torch.randn(rows, experts, generator=torch.Generator().manual_seed(seed))
 
 
-def ask(rule: RoutingRule, logits: Tensor, **how: Any) -> Choice:
+def ask(rule: RoutingRule, logits: Tensor, **how: Any) -> Routing:
     request = {
+        "logits": logits,
         "log_p": logits.log_softmax(-1),
         "capacity": None,
         "mask": None,
@@ -327,7 +313,7 @@ def test_dense_has_the_gradient_of_the_expected_loss_only_where_the_loss_is_line
 def test_strategy_rule_is_the_strategy(name: str, loss: str) -> None:
     strategy, logits = STRATEGIES[name], draw(12, seed=3)
     mask = torch.tensor([True] * 10 + [False] * 2)
-    rule = StrategyRule(strategy, loss=loss)
+    rule = SamplingRule(strategy, loss=loss)
     choice = ask(rule, logits, capacity=4, mask=mask, temperature=1.7)
     noise = strategy.draw_noise([12, E], generator=torch.Generator().manual_seed(7), dtype=torch.float32)
     s, weight = strategy.draw(logits.log_softmax(-1), noise, temperature=1.7, capacity=4, mask=mask)
@@ -346,11 +332,11 @@ def test_strategy_rule_is_the_strategy(name: str, loss: str) -> None:
 
 def test_matching_strategies_report_prices_in_logit_units_and_their_gap() -> None:
     logits = 4 * draw(12)
-    cold = ask(StrategyRule(STRATEGIES["gm"], importance=False), logits, capacity=4, temperature=0.0)
+    cold = ask(SamplingRule(STRATEGIES["gm"], importance=False), logits, capacity=4, temperature=0.0)
     assert cold.prices is not None
     torch.testing.assert_close(cold.prices, assign(logits.log_softmax(-1), 4).prices)
     for temperature in (0.01, torch.tensor(0.01)):  # hardly any noise: the same prices, whatever the units
-        rule = StrategyRule(STRATEGIES["gm"], importance=False)  # weights would overflow at this temperature
+        rule = SamplingRule(STRATEGIES["gm"], importance=False)  # weights would overflow at this temperature
         choice = ask(rule, logits, capacity=4, temperature=temperature)
         assert choice.prices is not None
         torch.testing.assert_close(choice.prices, cold.prices, rtol=0.0, atol=0.2)
@@ -359,9 +345,9 @@ def test_matching_strategies_report_prices_in_logit_units_and_their_gap() -> Non
     assert float(cold.prices.max()) > 1
 
 
-@pytest.mark.parametrize("rule", [TopK(), Base(), SinkhornBase(), Hash(), Dense(), StrategyRule(STRATEGIES["gm-iw"])])
+@pytest.mark.parametrize("rule", [TopK(), Base(), SinkhornBase(), Hash(), Dense(), SamplingRule(STRATEGIES["gm-iw"])])
 def test_exact_balance_is_claimed_only_where_it_is_known(rule: Any) -> None:
-    balanced = isinstance(rule, Base | StrategyRule)
+    balanced = isinstance(rule, Base | SamplingRule)
     assert ask(rule, draw(12), capacity=4).exactly_balanced == balanced
     for rows, capacity, mask in ((12, 5, None), (13, 5, None), (12, 4, torch.ones(12, dtype=torch.bool))):
         assert not ask(rule, draw(rows), capacity=capacity, mask=mask).exactly_balanced

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from equipoise.estimators import STRATEGIES, Noise
-from equipoise.nn import MoE, Routing, StrategyRule, Surrogate, capture
+from equipoise.nn import MoE, Routing, SamplingRule, Surrogate, capture
 
 EXACT = 1e-12
 EXPERTS = 3
@@ -73,7 +73,7 @@ def test_evaluation_takes_the_most_probable(loss: str) -> None:
     moe = layer("skip-iw", loss=loss).eval()
     _, routing = run(moe, torch.randn(10, 6))
     assert torch.equal(routing.indices, routing.logits.topk(2).indices)
-    assert routing.later_samples == ()
+    assert routing.samples == ()
     priced = run(layer("skip-iw", loss=loss, evaluation="priced").eval(), torch.randn(10, 6))[1]
     gates = priced.log_p.exp().gather(1, priced.indices)
     torch.testing.assert_close(priced.scores, gates if loss == "gating" else torch.full([10, 2], 0.5))
@@ -198,7 +198,7 @@ def test_layer_is_exactly_unbiased(loss: str, temperature: float) -> None:
     for name in ("skip-iw", "sample"):
         torch.manual_seed(4)
         played = Played(name)
-        rule = StrategyRule(played, loss=loss, top_k=top_k)
+        rule = SamplingRule(played, loss=loss, top_k=top_k)
         how = {"capacity_factor": 1.0, "dtype": torch.float64, "temperature": temperature}
         moe = MoE(2, EXPERTS, hidden_dim=2, router=rule, **how)
         with torch.no_grad():

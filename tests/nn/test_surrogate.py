@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from equipoise.audit import Collector, judge
 from equipoise.estimators import EMABaseline, importance_weight, marginal_entropy_loss, reinforce
-from equipoise.nn import MoE, ResidualBaseline, Routings, Surrogate, capture
+from equipoise.nn import MoE, ResidualBaseline, RouteRequest, Surrogate, capture
 from equipoise.nn._credit import credited
+from equipoise.nn._routings import Routings
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -338,7 +339,7 @@ def audited(router: str, **how: object) -> tuple[MoE, Tensor, Tensor]:
     p = (x @ model.router.weight.T).softmax(-1)
     objective = torch.zeros(()).double()
     experts = deepcopy(model)
-    experts.router.rule = lambda logits, request: _all_to(chosen, logits)
+    experts.router.rule = lambda logits, request: _all_to(chosen, logits, request)
     shared = list(model.experts.parameters())
     for chosen in range(2):
         y = torch.func.functional_call(experts, dict(zip(_expert_names(experts), shared, strict=True)), (x,))
@@ -351,10 +352,8 @@ def _expert_names(model: MoE) -> list[str]:
     return [name for name, _ in model.named_parameters() if name.startswith("experts.")]
 
 
-def _all_to(expert: int, logits: Tensor):
-    from equipoise.nn import Choice
-
-    return Choice(indices=torch.full([len(logits), 1], expert), scores=torch.ones(len(logits), 1).to(logits))
+def _all_to(expert: int, logits: Tensor, request: RouteRequest):
+    return request.route(torch.full([len(logits), 1], expert), torch.ones(len(logits), 1).to(logits))
 
 
 def judgement(router: str, **how: object):

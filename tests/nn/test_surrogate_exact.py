@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from equipoise import reference
 from equipoise.estimators import STRATEGIES, EMABaseline, Noise
-from equipoise.nn import MoE, Readout, ResidualBaseline, Routings, StrategyRule, Surrogate, capture
+from equipoise.nn import MoE, Readout, ResidualBaseline, SamplingRule, Surrogate, capture
 from equipoise.nn._capture import Emission
+from equipoise.nn._routings import Routings
 from equipoise.ops import draw_gumbel
 
 EXACT = 1e-12
@@ -72,7 +73,7 @@ class Model(nn.Module):
                 2,
                 EXPERTS,
                 hidden_dim=2,
-                router=StrategyRule(played),
+                router=SamplingRule(played),
                 temperature=temperature,
                 capacity_factor=capacity_factor,
                 dtype=torch.float64,

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call
 
-from equipoise.nn import ROUTERS, MLPExperts, MoE, Surrogate, SwiGLUExperts, capture
+from equipoise.nn import ROUTERS, MoE, Surrogate, capture
+from equipoise.nn._experts import MLPExperts, SwiGLUExperts
 from equipoise.nn._grouped import Grouped
 
 DIM, EXPERTS = 4, 2

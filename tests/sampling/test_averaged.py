@@ -59,7 +59,8 @@ def test_one_draw_is_gumbel_matching_bit_for_bit(how: dict[str, Any], noise: Cal
     s, t = average(x, how), split(x, 0, how)
     for field in ("z", "log_q", "kept", "keep_weight", "capacity", "prices", "gap"):
         assert torch.equal(getattr(s, field), getattr(t, field)), field
-    assert s.balanced
+    assert s.respects_capacity
+    assert s.assigns_all
 
 
 @EACH

@@ -101,7 +101,8 @@ def test_sample_is_the_best_assignment_of_perturbed_logits(problem: Problem) -> 
     logits, gumbel = problem(3, 12, 4)
     s = sample_gumbel_matching(logits, gumbel, temperature=0.5)
     assert torch.equal(s.z, assign(logits / 0.5 + gumbel).z)
-    assert s.balanced
+    assert s.respects_capacity
+    assert s.assigns_all
     assert s.capacity is not None
     assert s.capacity.tolist() == [[3, 3, 3, 3]] * 3
 

@@ -81,13 +81,13 @@ def test_a_flat_row_hides_no_illegal_logit(sampler: Callable[..., Sample], value
 
 
 def test_there_must_be_a_draw() -> None:
-    with pytest.raises(ValueError, match=r"draws must be an integer >= 1, got 0: 1 averages nothing"):
+    with pytest.raises(ValueError, match=r"solves must be an integer >= 1, got 0: 1 averages nothing"):
         sample_averaged(X, torch.zeros(2, 0, 4, 2), PICK)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 2), (4, 2), (3, 8, 4, 2), (2, 8, 4, 3), (2, 8, 5, 2), (2, 1, 8, 4, 2)])
 def test_draws_must_have_a_dimension_of_their_own(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"gumbel must have shape \[2, 'm', 4, 2\] \(m draws for .*, got \["):
+    with pytest.raises(ValueError, match=r"gumbel must have shape \[2, 'm', 4, 2\] \(m solves for .*, got \["):
         sample_averaged(X, torch.zeros(shape), PICK)
     with pytest.raises(ValueError, match=r"gumbel must be a torch.Tensor, got float"):
         sample_averaged(X, 1.0, PICK)

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 from itertools import permutations, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ from torch import Tensor
 from equipoise import reference
 from equipoise.estimators import STRATEGIES, Noise
 from equipoise.ops import draw_gumbel
-from equipoise.sampling import Rounds, rounds_log_prob, sample_rounds
+from equipoise.sampling import Sample, sample_rounds
 
 EXACT = 1e-12
 BIASED = 1e-3
 # Noise that decides a row's expert whatever the logits of these tests, without costing digits.
 DECISIVE = 60.0
-BALANCED = [name for name, strategy in STRATEGIES.items() if strategy.balanced]
+BALANCED = [name for name, strategy in STRATEGIES.items() if strategy.respects_capacity]
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +33,31 @@ def router(*shape: int, spread: float = 1.0, seed: int = 0) -> Tensor:
     return (spread * torch.randn(*shape, generator=generator, dtype=torch.float64)).log_softmax(-1)
 
 
-def draw(name: str, log_p: Tensor, rounds: int, *, seed: int = 1, **how: Any) -> Rounds:
+class Drawn(NamedTuple):
+    """What `sample_rounds` returns, round by round."""
+
+    s: Sample
+    weight: Tensor
+
+    @property
+    def z(self) -> Tensor:
+        return self.s.z_rounds
+
+    @property
+    def kept(self) -> Tensor:
+        return self.s.kept_rounds
+
+    def log_prob(self, log_p: Tensor) -> Tensor:
+        return self.s.log_prob(log_p)
+
+
+def draw(name: str, log_p: Tensor, rounds: int, *, seed: int = 1, **how: Any) -> Drawn:
     generator, strategy = torch.Generator().manual_seed(seed), STRATEGIES[name]
     noises = [strategy.draw_noise(log_p.shape, generator=generator, dtype=log_p.dtype) for _ in range(rounds)]
-    return sample_rounds(log_p, strategy, noises, **how)
+    return Drawn(*sample_rounds(log_p, strategy, noises, **how))
 
 
-def used(rounds: Rounds, k: int) -> Tensor:
+def used(rounds: Drawn, k: int) -> Tensor:
     """Rows that each expert processes after each round, [..., k] for each."""
     taken = torch.nn.functional.one_hot(rounds.z, k + 1)[..., :k] * rounds.kept.unsqueeze(-1)
     return taken.sum(-3).cumsum(-2)
@@ -77,7 +95,7 @@ def test_every_expert_that_is_left_can_be_drawn(name: str) -> None:
     """Else the weights could not make up for it: q > 0 wherever p is, with no slot to spare."""
     found = draw(name, router(20, 6, 3), 3, capacity=2)
     taken = torch.zeros(20, 6, 3, dtype=torch.bool)
-    for s in found.samples:
+    for s in found.s.rounds:
         assert torch.equal(s.log_q > -torch.inf, ~taken)
         taken |= torch.nn.functional.one_hot(s.z, 3).bool()
 
@@ -87,7 +105,7 @@ def test_what_a_round_leaves_free_the_next_may_fill() -> None:
     log_p = torch.tensor([[0.9, 0.09, 0.01]]).log().double().expand(4, 3)
     gumbel = torch.zeros(4, 3).double()
     noise = Noise(gumbel, torch.tensor([0.1, 0.2, 0.3, 0.4]).double())
-    found = sample_rounds(log_p, STRATEGIES["skip-iw"], [noise, noise], capacity=2)
+    found = Drawn(*sample_rounds(log_p, STRATEGIES["skip-iw"], [noise, noise], capacity=2))
     assert found.z.tolist() == [[0, 1]] * 4
     assert found.kept[:, 0].tolist() == [True, True, False, False]
     assert found.kept[:, 1].tolist() == [True] * 4  # capacity 2 a round, none used before
@@ -100,7 +118,7 @@ def test_one_round_is_the_strategy_itself() -> None:
         noise = strategy.draw_noise(log_p.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         s, weight = strategy.draw(log_p, noise, temperature=0.7, capacity=3)
         found = draw(name, log_p, 1, temperature=0.7, capacity=3)
-        assert torch.equal(found.samples[0].z, s.z)
+        assert torch.equal(found.s.rounds[0].z, s.z)
         assert torch.equal(found.weight, weight)
 
 
@@ -121,7 +139,7 @@ def test_sinkhorn_first_concerns_the_first_round() -> None:
     """All rows want expert 0, so that nobody is left to take it in round 2; balancing that would be impossible."""
     log_p = torch.tensor([[0.98, 0.01, 0.01]]).log().double().expand(4, 3)
     found = draw("sample", log_p, 2, sinkhorn_first=True)
-    first, second = found.samples
+    first, second = found.s.rounds
     torch.testing.assert_close(first.log_q.exp(), torch.full([4, 3], 1 / 3).double())
     left = log_p.masked_fill(torch.nn.functional.one_hot(first.z, 3).bool(), -torch.inf).log_softmax(-1)
     torch.testing.assert_close(second.log_q, left)
@@ -142,7 +160,7 @@ def test_log_prob_is_that_of_plackett_luce() -> None:
     total = 0.0
     for z in permutations(range(4), 3):
         noises = [Noise(DECISIVE * torch.nn.functional.one_hot(torch.tensor([j]), 4).double()) for j in z]
-        found = sample_rounds(log_p, STRATEGIES["sample"], noises)
+        found = Drawn(*sample_rounds(log_p, STRATEGIES["sample"], noises))
         assert found.z.tolist() == [list(z)]
         chance = float(found.log_prob(log_p).exp())
         assert chance == pytest.approx(plackett_luce(log_p.exp()[0].tolist(), z), rel=1e-12)
@@ -155,7 +173,7 @@ def test_log_prob_next_to_a_probability_of_nearly_one() -> None:
     """1 - p is 0 in float32; what is left is still known."""
     logits = torch.tensor([[40.0, 1.0, 0.0]], requires_grad=True)
     noises = [Noise(torch.tensor([row])) for row in ([9.0, 0.0, 0.0], [0.0, 0.0, 9.0])]
-    found = sample_rounds(logits.log_softmax(-1), STRATEGIES["sample"], noises)
+    found = Drawn(*sample_rounds(logits.log_softmax(-1), STRATEGIES["sample"], noises))
     assert found.z.tolist() == [[0, 2]]
     value = found.log_prob(logits.log_softmax(-1))
     value.sum().backward()
@@ -168,7 +186,7 @@ def test_gradient_of_log_prob() -> None:
     log_p = router(3, 4)
     found = draw("sample", log_p, 3)
     assert torch.autograd.gradcheck(
-        lambda x: rounds_log_prob(x.log_softmax(-1), found.samples), (router(3, 4, seed=5).requires_grad_(),)
+        lambda x: found.log_prob(x.log_softmax(-1)), (router(3, 4, seed=5).requires_grad_(),)
     )
 
 
@@ -190,7 +208,7 @@ class Task:
         theta, p = (x.expand(*z.shape[:-1], -1).gather(-1, z) for x in (self.theta, self.logits.softmax(-1)))
         return ((theta.mean(-1) if self.loss == "reinforce" else (p * theta).sum(-1)) - 0.3).square()
 
-    def terms(self, found: Rounds) -> Tensor:
+    def terms(self, found: Drawn) -> Tensor:
         """Each row's term of the estimate."""
         losses, weight = self.losses(found.z), found.weight
         if self.loss == "gating":
@@ -231,7 +249,7 @@ def _unchecked() -> Iterator[None]:
 
 def every_draw(
     task: Task, name: str, rounds: int, *, capacity: int, temperature: float, eps: float = 0.0
-) -> tuple[Rounds, Tensor]:
+) -> tuple[Drawn, Tensor]:
     """Plays every z of every round and every order of the priorities, with the chance of each, worked out here."""
     n, k = task.logits.shape
     one_row = torch.tensor(list(permutations(range(k), rounds)))
@@ -248,13 +266,15 @@ def every_draw(
         gumbel = (DECISIVE * chosen.double()).repeat_interleave(len(orders), 0)
         noises.append(Noise(gumbel, orders[:, r].repeat(len(z), 1), torch.ones(gumbel.shape[:-1]).double()))
     how = {"eps": eps} if eps else {}
-    found = sample_rounds(
-        log_p.expand(len(z) * len(orders), n, k),
-        STRATEGIES[name],
-        noises,
-        capacity=capacity,
-        temperature=temperature,
-        **how,
+    found = Drawn(
+        *sample_rounds(
+            log_p.expand(len(z) * len(orders), n, k),
+            STRATEGIES[name],
+            noises,
+            capacity=capacity,
+            temperature=temperature,
+            **how,
+        )
     )
     assert torch.equal(found.z, z.repeat_interleave(len(orders), 0))
     return found, torch.as_tensor(chance).repeat_interleave(len(orders))
@@ -285,9 +305,9 @@ def test_skipping_is_exactly_unbiased(name: str, n: int, k: int, rounds: int, ho
 def test_other_weights_are_biased() -> None:
     task, how = Task(3, 3, "reinforce"), {"capacity": 1, "temperature": 0.6}
     found, chance = every_draw(task, "skip-iw", 2, **how)
-    first = (task.logits.detach().log_softmax(-1) - found.samples[0].log_q).exp()
-    weight = found.samples[0].at_z(first) * found.samples[0].keep_weight * found.samples[0].kept
-    mean = task.gradient((chance * task.terms(Rounds(found.samples, weight)).mean(-1)).sum())
+    first = (task.logits.detach().log_softmax(-1) - found.s.rounds[0].log_q).exp()
+    weight = found.s.rounds[0].at_z(first) * found.s.rounds[0].keep_weight * found.s.rounds[0].kept
+    mean = task.gradient((chance * task.terms(found._replace(weight=weight)).mean(-1)).sum())
     assert task.error(mean, 2) > BIASED  # the first round's weight alone
     found, chance = every_draw(task, "skip", 2, **how)
     assert task.error(task.gradient((chance * task.terms(found).mean(-1)).sum()), 2) > BIASED
@@ -295,15 +315,17 @@ def test_other_weights_are_biased() -> None:
 
 def own_choices(
     log_p: Tensor, others: list[Tensor], row: int, capacity: int, temperature: float
-) -> Iterator[tuple[float, Rounds]]:
+) -> Iterator[tuple[float, Drawn]]:
     """Every way that row i's noise can turn out in all rounds, given that of the others, with its chance."""
     n, k = log_p.shape
     for z in permutations(range(k), len(others)):
         noises = [noise.clone() for noise in others]
         for noise, j in zip(noises, z, strict=True):
             noise[row] = DECISIVE * torch.eye(k).double()[j]
-        found = sample_rounds(
-            log_p, STRATEGIES["gm-iw"], [Noise(g) for g in noises], capacity=capacity, temperature=temperature
+        found = Drawn(
+            *sample_rounds(
+                log_p, STRATEGIES["gm-iw"], [Noise(g) for g in noises], capacity=capacity, temperature=temperature
+            )
         )
         assert found.z[row].tolist() == list(z)
         chance, left, room = 1.0, log_p, torch.full([k], capacity)

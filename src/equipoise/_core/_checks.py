@@ -102,56 +102,10 @@ def check_floating(name: str, x: Tensor) -> None:
         raise ValueError(f"{name} must be floating point, got {x.dtype}: convert it with {name}.float()")
 
 
-def check_broadcasts(name: str, x: Tensor, batch: Sequence[int]) -> None:
-    """Requires a tensor that broadcasts over the batch dimensions, and adds none."""
-    ours = [1] * (len(batch) - x.ndim) + list(x.shape)
-    if x.ndim > len(batch) or any(a not in (1, b) for a, b in zip(ours, batch, strict=True)):
-        raise ValueError(
-            f"{name} must be a number or broadcast over the batch dimensions {list(batch)}, got shape {list(x.shape)}: "
-            "give one for each problem"
-        )
-
-
-def check_baseline(baseline: Tensor, shape: Sequence[int]) -> None:
-    """Requires a baseline for all rows [], for each problem [...] or for each row [..., n], with `shape` = [..., n]."""
-    batch = list(shape[:-1])
-    if list(baseline.shape) not in ([], batch, list(shape)):
-        raise ValueError(
-            f"baseline must be a number, or have shape {batch} (one for each problem) or {list(shape)} (one for each "
-            f"row), got {list(baseline.shape)}: expand it"
-        )
-
-
 def check_fraction(name: str, value: float) -> None:
     """Requires 0 <= value < 1."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value}: 0 keeps nothing of the past, 0.99 is usual")
-
-
-def check_unbalanced(name: str, balanced: bool) -> None:
-    """Requires a sample whose experts were drawn without regard to the capacity."""
-    if balanced:
-        raise ValueError(
-            f"{name} must not come from a balanced assignment, got a Gumbel-Matching sample: its counts are set by the "
-            "capacity, which makes the balance loss a constant; leave it out to count the router's own argmax"
-        )
-
-
-def check_known_keywords(name: str, accepted: Sequence[str], required: Sequence[str]) -> None:
-    """Requires a function that takes all of the keywords."""
-    missing = [keyword for keyword in required if keyword not in accepted]
-    if missing:
-        raise ValueError(
-            f"{name} must take the keywords {', '.join(required)}, got a signature without {', '.join(missing)}: "
-            "add them, or take **kwargs"
-        )
-
-
-def check_given(name: str, x: Tensor | None) -> Tensor:
-    """Requires a tensor where None is possible, and returns it."""
-    if x is None:
-        raise ValueError(f"{name} must be given here, got None: draw it too, as the strategy's draw_noise does")
-    return x
 
 
 def check_iterations(name: str, value: int) -> None:

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of critics and baselines: shapes, and what can be seen of a dependence on the experts that were drawn.
+"""The check of what a critic predicts.
 
-Legend: n rows (datapoints), k columns (experts), F features, D draws, ... batch dimensions.
+Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 """
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
-
-from equipoise._core._transforms import in_transform
 
 
 def check_critic(critic: Tensor, shape: Sequence[int]) -> None:
@@ -25,62 +22,3 @@ def check_critic(critic: Tensor, shape: Sequence[int]) -> None:
         )
     if not critic.is_floating_point():
         raise ValueError(f"critic must be floating point, got {critic.dtype}: convert it with critic.float()")
-
-
-def check_features(features: Tensor, shape: Sequence[int], num_features: int) -> None:
-    """Requires floating-point features [..., n, F]; `shape` = [...] of the critic, where () takes any."""
-    if not isinstance(features, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"features must be a torch.Tensor, got {type(features).__name__}: wrap it in torch.as_tensor")
-    if not features.is_floating_point():
-        raise ValueError(f"features must be floating point, got {features.dtype}: convert it with features.float()")
-    if features.ndim < 2 or features.shape[-1] != num_features:
-        remedy = "x[..., :0] is none for each row" if num_features == 0 else "num_features says how many a row has"
-        raise ValueError(
-            f"features must have shape [..., n, {num_features}] (one row of features for each row), got "
-            f"{list(features.shape)}: {remedy}"
-        )
-    if len(shape) > 0 and list(features.shape[:-2]) != list(shape):
-        raise ValueError(
-            f"features must have the batch dimensions {list(shape)} that this critic was made with, got "
-            f"{list(features.shape[:-2])}: expand them, or make the critic with shape=() to share it over the batch"
-        )
-
-
-def check_num_experts(num_experts: int, log_q: Tensor) -> None:
-    """Requires a sample [..., n, k] with as many experts as expected."""
-    if log_q.shape[-1] != num_experts:
-        raise ValueError(
-            f"s must be a sample of {num_experts} experts, got {log_q.shape[-1]}: make the critic with "
-            f"num_experts={log_q.shape[-1]}"
-        )
-
-
-def check_several_draws(draws: int) -> None:
-    """Requires at least two independent draws."""
-    if draws < 2:
-        raise ValueError(
-            f"losses must hold at least 2 independent draws in their first dimension, got {draws}: with one draw there "
-            "is no other to compare with; use a statistic of past batches (EMABaseline, RegressionCritic)"
-        )
-
-
-def check_rows_independent(capacity: Tensor | None, balanced: bool) -> None:
-    """Requires a sample whose rows were drawn independently and none dropped, so that they may serve each other."""
-    if balanced or capacity is not None:
-        how = "Gumbel-Matching" if balanced else "a capacity by which rows are dropped"
-        raise ValueError(
-            f"s must have independent rows for a leave-one-out mean over the batch, got a sample under {how}: the "
-            "other rows' losses depend on a row's own expert there, and the gradient would be biased. Use "
-            "draws_baseline over independent draws, a statistic of past batches, or say allow_biased=True"
-        )
-
-
-def check_not_the_losses(baseline: Tensor, losses: Tensor) -> None:
-    """Refuses the losses themselves (or a detached or reshaped view of them) for a baseline."""
-    if torch.compiler.is_compiling() or in_transform() or baseline.ndim != losses.ndim or losses.numel() == 0:
-        return  # within a transform there is no memory to look at
-    if baseline is losses or (baseline.data_ptr() == losses.data_ptr() and baseline.data_ptr() != 0):
-        raise ValueError(
-            "baseline must not depend on the experts that were drawn, got the losses of this very sample: use what is "
-            "known before the draw, or a statistic of past batches (EMABaseline, RegressionCritic)"
-        )

@@ -38,7 +38,8 @@ def audit(
     The verdict has declared error rates, which hold for heavy-tailed weights too. "biased": some component of the mean
     is further off than an unbiased estimate would be with probability 1e-6, over all components. "unbiased": none is,
     the strategy claims to be unbiased, and a bias of a tenth of the norm of the gradient would have been found with
-    probability 0.99. "undecided": more draws are needed (`judgement.more_draws` says how many), or nothing is claimed.
+    probability 0.99. "undecided": more estimates are needed (`judgement.more_estimates` says how many), or nothing
+    is claimed.
 
     Args:
         strategy: any object that meets `equipoise.Strategy`, a name in `equipoise.STRATEGIES`, or
@@ -77,7 +78,7 @@ def audit(
         conditions=conditions,
         evidence=evidence,
         # Where rows compete for capacity, the others' losses depend on a row's own expert, and may not serve it.
-        claimed=chosen.unbiased and on_policy and (control.name != "leave-one-out" or not chosen.balanced),
+        claimed=chosen.unbiased and on_policy and (control.name != "leave-one-out" or not chosen.respects_capacity),
         draws=estimates * control.draws,
         effective=tally.effective,
         largest_weight=tally.largest,

@@ -110,7 +110,7 @@ class AuditResult:
     @property
     def z_scores(self) -> Float[Tensor, " m"]:
         """The bias in standard errors of the mean; 0 for a component that never varies."""
-        error = (self.evidence.variance / self.evidence.draws).sqrt()
+        error = (self.evidence.variance / self.evidence.estimates).sqrt()
         return (self.bias / error).where(error > 0, 0.0)
 
     @property
@@ -127,7 +127,7 @@ class AuditResult:
             return relative_norm(vector, evidence, len(GROUPS)).tolist()
 
         half_width, error = evidence.threshold(1.0 - CONFIDENCE), evidence.error.abs()
-        biases, noise = norm(error), norm((evidence.variance / evidence.draws).sqrt())
+        biases, noise = norm(error), norm((evidence.variance / evidence.estimates).sqrt())
         lower, upper = norm((error - half_width).clamp_min(0.0)), norm(error + half_width)
         detectable, deviation = norm(evidence.detectable()), norm(evidence.variance.sqrt())
         return {

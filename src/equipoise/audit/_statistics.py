@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Is a random vector's mean what it is claimed to be? A test with a declared error rate that survives heavy tails.
 
-Each component of the mean of N independent draws is held against Bernstein's inequality: with variance sigma^2 and
-reach b (the largest distance from its mean that a draw can have),
+Each component of the mean of N independent estimates is held against Bernstein's inequality: with variance sigma^2 and
+reach b (the largest distance from its mean that an estimate can have),
 
 .. math::
     P\Big(|\bar d| \ge \sqrt{2 \sigma^2 L / N} + b L / (3 N)\Big) \le 2 e^{-L}, \qquad L = \log(2 m / \alpha),
 
 so that all m components together raise a false alarm with probability at most alpha (Bonferroni). Why not a z-test: at
-alpha = 1e-6 its threshold lies where the central limit theorem does not hold for skewed draws, and importance weights
-are skewed. Bernstein's holds for every N, costs 6% in the light-tailed case (6.0 standard errors where the normal
-quantile is 5.7, for m = 32), and its term in b grows with the weights. Why not a chi-square statistic: it needs an
-inverse covariance, which heavy tails spoil first, and it does not say which component is off.
+alpha = 1e-6 its threshold lies where the central limit theorem does not hold for skewed estimates, and importance
+weights are skewed. Bernstein's holds for every N, costs 6% in the light-tailed case (6.0 standard errors where the
+normal quantile is 5.7, for m = 32), and its term in b grows with the weights. Why not a chi-square statistic: it needs
+an inverse covariance, which heavy tails spoil first, and it does not say which component is off.
 
-What is assumed: sigma and b are those of the draws. They are the larger of what was seen and what `Tails` says could
-have been seen, so that a weight too rare to have turned up still counts.
+What is assumed: sigma and b are those of the estimates. They are the larger of what was seen and what `Tails` says
+could have been seen, so that a weight too rare to have turned up still counts.
 
 References:
     Boucheron, Lugosi, Massart, Concentration inequalities (2013), section 2.8.
@@ -38,7 +38,7 @@ Verdict = Literal["unbiased", "biased", "undecided"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tails:
-    """What a batch of draws says about draws that were possible and did not happen.
+    """What a batch of estimates says about estimates that were possible and did not happen.
 
     Attributes:
         second_moment: of each component, averaged over the batch.
@@ -51,17 +51,17 @@ class Tails:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """What N draws of a random vector say about its mean.
+    """What N estimates of a random vector say about its mean.
 
     Attributes:
-        draws: N.
+        estimates: N.
         exact: the mean that is claimed.
         mean: the mean that was found.
-        variance: of one draw.
+        variance: of one estimate.
         reach: b, the largest distance from the claimed mean.
     """
 
-    draws: int
+    estimates: int
     exact: Float[Tensor, " m"]
     mean: Float[Tensor, " m"]
     variance: Float[Tensor, " m"]
@@ -75,8 +75,8 @@ class Evidence:
     def half_width(self, rate: float) -> Float[Tensor, " m"]:
         """Bernstein's bound on |mean - E mean| of one component and one side, which fails with at most this rate."""
         log_rate = -math.log(rate)
-        gaussian = (2.0 * log_rate * self.variance / self.draws).sqrt()
-        return gaussian + self.reach * log_rate / (3.0 * self.draws)
+        gaussian = (2.0 * log_rate * self.variance / self.estimates).sqrt()
+        return gaussian + self.reach * log_rate / (3.0 * self.estimates)
 
     def threshold(self, rate: float = FALSE_ALARM) -> Float[Tensor, " m"]:
         """The same for all components and both sides at once; the half-width of a simultaneous interval too."""
@@ -88,36 +88,36 @@ class Evidence:
 
 
 class Collector:
-    """Collects draws, batch by batch, into `Evidence`; holds sums only.
+    """Collects estimates, batch by batch, into `Evidence`; holds sums only.
 
     Args:
-        exact: the mean that is claimed; draws are centred on it, so that sums of squares lose no digits.
+        exact: the mean that is claimed; estimates are centred on it, so that sums of squares lose no digits.
     """
 
     def __init__(self, exact: Float[Tensor, " m"]) -> None:
         self._exact = exact
-        self._draws = 0
+        self._estimates = 0
         self._sum, self._squares, self._reach = (torch.zeros_like(exact) for _ in range(3))
         self._possible_moment = torch.zeros_like(exact)
 
-    def add(self, draws: Float[Tensor, "draws m"], tails: Tails | None = None) -> None:
-        """Takes in a batch of draws."""
-        deviation = draws - self._exact
-        self._draws += len(draws)
+    def add(self, estimates: Float[Tensor, "estimates m"], tails: Tails | None = None) -> None:
+        """Takes in a batch of estimates."""
+        deviation = estimates - self._exact
+        self._estimates += len(estimates)
         self._sum += deviation.sum(0)
         self._squares += deviation.square().sum(0)
         self._reach = torch.maximum(self._reach, deviation.abs().amax(0))
         if tails is not None:
-            self._possible_moment += len(draws) * tails.second_moment
+            self._possible_moment += len(estimates) * tails.second_moment
             self._reach = torch.maximum(self._reach, tails.reach + self._exact.abs())
 
     def evidence(self) -> Evidence:
-        """What all draws so far say; at least 2 of them."""
-        shift = self._sum / self._draws
-        seen = (self._squares - self._draws * shift.square()) / (self._draws - 1)
-        possible = self._possible_moment / self._draws - self._exact.square()
+        """What all estimates so far say; at least 2 of them."""
+        shift = self._sum / self._estimates
+        seen = (self._squares - self._estimates * shift.square()) / (self._estimates - 1)
+        possible = self._possible_moment / self._estimates - self._exact.square()
         variance = torch.maximum(seen, possible).clamp_min(0.0)
-        return Evidence(self._draws, self._exact, self._exact + shift, variance, self._reach)
+        return Evidence(self._estimates, self._exact, self._exact + shift, variance, self._reach)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -131,7 +131,7 @@ class Judgement:
         z_limit: the threshold there.
         component: its index.
         detectable: bias that would be found with `POWER`, as a fraction of the norm; the largest over groups.
-        more_draws: draws that are missing for a decision; 0 unless undecided, None if no number would do.
+        more_estimates: estimates that are missing for a decision; 0 unless undecided, None if no number would do.
     """
 
     verdict: Verdict
@@ -139,7 +139,7 @@ class Judgement:
     z_limit: float
     component: int
     detectable: float
-    more_draws: int | None
+    more_estimates: int | None
 
 
 def judge(evidence: Evidence, groups: int = 1, *, claimed: bool = True, rate: float = FALSE_ALARM) -> Judgement:
@@ -148,7 +148,7 @@ def judge(evidence: Evidence, groups: int = 1, *, claimed: bool = True, rate: fl
     A bias vector longer than that of `detectable` exceeds it in some component, and so is found with `POWER`.
 
     Args:
-        evidence: the draws.
+        evidence: the estimates.
         groups: how many equal parts the vector has, each measured by its own norm (gradients of router and experts).
         claimed: whether unbiasedness is claimed. Without a claim, finding no bias decides nothing.
         rate: probability of a false alarm, over all components.
@@ -167,7 +167,7 @@ def judge(evidence: Evidence, groups: int = 1, *, claimed: bool = True, rate: fl
     threshold = evidence.threshold(rate) + rounding
     worst = int((evidence.error.abs() / threshold).argmax())
     error, limit = float(evidence.error[worst].abs()), float(threshold[worst])
-    standard_error = float((evidence.variance[worst] / evidence.draws).sqrt() + rounding)
+    standard_error = float((evidence.variance[worst] / evidence.estimates).sqrt() + rounding)
     detectable = float(relative_norm(evidence.detectable(rate), evidence, groups).max())
     verdict: Verdict = "undecided"
     if error > limit:
@@ -180,7 +180,9 @@ def judge(evidence: Evidence, groups: int = 1, *, claimed: bool = True, rate: fl
         z_limit=limit / standard_error,
         component=worst,
         detectable=detectable,
-        more_draws=_more_draws(evidence, groups, None if claimed else worst, rate) if verdict == "undecided" else 0,
+        more_estimates=_more_estimates(evidence, groups, None if claimed else worst, rate)
+        if verdict == "undecided"
+        else 0,
     )
 
 
@@ -189,7 +191,7 @@ def relative_norm(vector: Float[Tensor, " m"], evidence: Evidence, groups: int =
     return vector.view(groups, -1).norm(dim=1) / evidence.exact.view(groups, -1).norm(dim=1)
 
 
-def _more_draws(evidence: Evidence, groups: int, component: int | None, rate: float) -> int | None:
+def _more_estimates(evidence: Evidence, groups: int, component: int | None, rate: float) -> int | None:
     """Solves a / sqrt(N) + b / N = target for the N with which the detectable bias is the target.
 
     The target is the tolerance for every group, or, without a claim, the bias that the component now shows.
@@ -205,4 +207,4 @@ def _more_draws(evidence: Evidence, groups: int, component: int | None, rate: fl
         return None
     needed = float(((a + (a.square() + 4.0 * target * b).sqrt()) / (2.0 * target)).square().max())
     # Infinite where the exact mean is zero and a fraction of it cannot be resolved.
-    return max(math.ceil(needed) - evidence.draws, 1) if math.isfinite(needed) else None
+    return max(math.ceil(needed) - evidence.estimates, 1) if math.isfinite(needed) else None

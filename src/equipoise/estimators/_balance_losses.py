@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import check_log_p, check_mask, check_matrix, check_shape, check_unbalanced
+from equipoise._core import check_mask, check_matrix, check_shape
+from equipoise.estimators._checks import check_unbalanced
+from equipoise.estimators._log_p_checks import check_log_p
 from equipoise.ops import count_groups, largest
 from equipoise.sampling import Sample
 
@@ -52,7 +54,7 @@ def load_balance_loss(
     if assigned is None:
         _, z = largest(log_p.detach())
     else:
-        check_unbalanced("assigned", assigned.balanced)
+        check_unbalanced("assigned", assigned.respects_capacity and assigned.assigns_all)
         check_shape("assigned.z", assigned.z, log_p.shape[:-1], "one expert for each row of log_p")
         z, mask = assigned.z, assigned.mask if mask is None else mask
     counts = count_groups(z, k) if mask is None else count_groups(torch.where(mask, z, k), k + 1)[..., :k]

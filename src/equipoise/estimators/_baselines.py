@@ -11,10 +11,11 @@ Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import check_fraction, check_rows_independent, check_several_draws, check_shape, compact_repr
+from equipoise._core import check_fraction, check_shape, compact_repr
+from equipoise.estimators._checks import check_rows_independent, check_several_draws
 from equipoise.sampling import Sample
 
 # Keeps 0 / 0 from being NaN where nothing was kept.
@@ -23,24 +24,28 @@ _TINY = 1e-30
 
 @torch.no_grad()
 def ema_update(
-    value: Float[Tensor, "..."], losses: Float[Tensor, "*batch n"], s: Sample, decay: float
+    value: Float[Tensor, "..."],
+    losses: Float[Tensor, "*batch n"],
+    kept: Sample | Bool[Tensor, "*batch n"],
+    decay: float,
 ) -> Float[Tensor, "..."]:
     """Moves an exponential moving average on by the plain mean of the losses over the rows that were kept.
 
     Args:
         value: the average so far: one number [], for the mean over all batch dimensions, or one for each problem [...].
         losses: f(x_i, z_i).
-        s: the sample they belong to. Where it kept no row there is nothing to average, and the value stays.
+        kept: rows to average over, or the sample that kept them. Where there is none the value stays.
         decay: how much of the value stays, in [0, 1).
 
     Returns:
         The new average, detached, of the shape of the old and at least float32.
     """
-    check_shape("losses", losses, s.z.shape, "one loss a row, f(x_i, z_i)")
+    kept = kept.kept if isinstance(kept, Sample) else kept
+    check_shape("losses", losses, kept.shape, "one loss a row, f(x_i, z_i)")
     if value.ndim > 0:
         check_shape("value", value, losses.shape[:-1], "one number for each problem")
     dtype = torch.promote_types(losses.dtype, torch.float32)
-    rows, total = s.kept.sum(-1), torch.where(s.kept, losses, 0.0).sum(-1, dtype=dtype)
+    rows, total = kept.sum(-1), torch.where(kept, losses, 0.0).sum(-1, dtype=dtype)
     if value.ndim == 0:
         rows, total = rows.sum(), total.sum()
     value = value.to(total)
@@ -85,14 +90,14 @@ class EMABaseline:
         """Shows the settings, and the average."""
         return compact_repr(self, decay=self.decay, value=self.value)
 
-    def update(self, losses: Float[Tensor, "*batch n"], s: Sample) -> None:
+    def update(self, losses: Float[Tensor, "*batch n"], kept: Sample | Bool[Tensor, "*batch n"]) -> None:
         """Takes in the losses of a batch, after its estimate has read `value`.
 
         Args:
             losses: f(x_i, z_i).
-            s: the sample they belong to.
+            kept: rows to average over, or the sample that kept them.
         """
-        self.value = ema_update(self.value, losses, s, self.decay)
+        self.value = ema_update(self.value, losses, kept, self.decay)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns what the next step needs."""
@@ -134,7 +139,7 @@ def leave_one_out_baseline(
     """
     check_shape("losses", losses, s.z.shape, "one loss a row, f(x_i, z_i)")
     if not allow_biased:
-        check_rows_independent(s.capacity, s.balanced)
+        check_rows_independent(s.respects_capacity, s.assigns_all)
     kept_losses = torch.where(s.kept, losses, 0.0)
     others = s.kept.sum(-1, keepdim=True) - s.kept.long()
     return (kept_losses.sum(-1, keepdim=True) - kept_losses) / others.clamp_min(1)

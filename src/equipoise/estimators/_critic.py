@@ -10,15 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import (
-    check_features,
-    check_floating,
-    check_fraction,
-    check_iterations,
-    check_num_experts,
-    check_shape,
-    compact_repr,
-)
+from equipoise._core import check_floating, check_fraction, check_iterations, check_shape, compact_repr
+from equipoise.estimators._checks import check_features, check_num_experts, check_one_round
 from equipoise.sampling import Sample
 
 # Added to the correlation matrix of the features, with one row's worth, 1 / rows, on top.
@@ -123,6 +116,7 @@ class RegressionCritic:
             losses: f(x_i, z_i).
         """
         check_features(features, self.shape, self.num_features)
+        check_one_round("RegressionCritic", len(s.rounds))
         check_num_experts(self.num_experts, s.log_q)
         check_shape("losses", losses, s.z.shape, "one loss a row, f(x_i, z_i)")
         check_floating("losses", losses)

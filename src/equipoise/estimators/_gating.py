@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_log_p, check_shape
+from equipoise._core import check_shape
+from equipoise.estimators._checks import check_one_round
+from equipoise.estimators._log_p_checks import check_log_p
 from equipoise.estimators._reinforce import active_rows, check_rows, checked_weight, mean_over_rows, only
 from equipoise.sampling import Sample
 
@@ -32,6 +34,7 @@ def gate(log_p: Float[Tensor, "*batch n k"], s: Sample) -> Float[Tensor, "*batch
         >>> gate(log_p, sampling.sample_independent(log_p, torch.zeros(1, 2), temperature=0.0))
         tensor([0.7500])
     """
+    check_one_round("gate", len(s.rounds))
     check_shape("log_p", log_p, s.log_q.shape, "that of the logits that were sampled")
     check_log_p(log_p, s.mask)
     p_z = s.at_z(log_p).exp()

@@ -4,16 +4,19 @@
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import Record, check_draws, check_known_keywords, compact_repr
+from equipoise._core import Record, check_solves, compact_repr
+from equipoise.estimators._checks import check_known_keywords
 from equipoise.ops import draw_gumbel, draw_uniform
 from equipoise.sampling import Sample
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -21,11 +24,11 @@ class Noise(Record):
     """The randomness of one draw.
 
     Attributes:
-        gumbel: standard Gumbel noise [..., n, k]; [..., m, n, k] for a strategy that averages m draws.
+        gumbel: standard Gumbel noise [..., n, k]; [..., m, n, k] for a strategy that averages m solves.
         priority: uniform numbers that decide which rows are skipped; None for a strategy that skips none.
         coin: uniform numbers that decide which rows draw from the flat component, [..., n], or [..., m, n]; None for a
             strategy that mixes nothing in.
-        pick: uniform numbers that decide which of m draws is used, [...]; None for a strategy that averages none.
+        pick: uniform numbers that decide which of m solves is used, [...]; None for a strategy that averages none.
     """
 
     gumbel: Float[Tensor, "*batch n k"]
@@ -43,7 +46,7 @@ def draw_noise(
     *,
     priority: bool = True,
     coin: bool = False,
-    draws: int | None = None,
+    solves: int | None = None,
     generator: torch.Generator | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
@@ -56,7 +59,7 @@ def draw_noise(
         shape: [..., n, k].
         priority: whether to draw priorities too.
         coin: whether to draw coins too.
-        draws: m, for Gumbel noise and coins of m draws, and picks among them; None for one draw without a dimension.
+        solves: m, for Gumbel noise and coins of m solves, and picks among them; None for one without a dimension.
         generator: where the randomness comes from; None is torch's global stream of the device.
         dtype: None is torch's default.
         device: None is the generator's device if there is one, else torch's default.
@@ -68,15 +71,15 @@ def draw_noise(
         >>> noise = draw_noise([4, 2], generator=torch.Generator().manual_seed(0))
         >>> noise.gumbel.shape, noise.priority.shape
         (torch.Size([4, 2]), torch.Size([4]))
-        >>> noise = draw_noise([5, 4, 2], priority=False, draws=8)
+        >>> noise = draw_noise([5, 4, 2], priority=False, solves=8)
         >>> noise.gumbel.shape, noise.pick.shape
         (torch.Size([5, 8, 4, 2]), torch.Size([5]))
     """
     *batch, n, k = shape
-    if draws is not None:
-        check_draws(draws)
+    if solves is not None:
+        check_solves(solves)
     gumbel = draw_gumbel(
-        shape if draws is None else [*batch, draws, n, k], generator=generator, dtype=dtype, device=device
+        shape if solves is None else [*batch, solves, n, k], generator=generator, dtype=dtype, device=device
     )
 
     def uniform(shape: Sequence[int]) -> Tensor:
@@ -86,13 +89,16 @@ def draw_noise(
         gumbel,
         uniform([*batch, n]) if priority else None,
         uniform(gumbel.shape[:-1]) if coin else None,
-        None if draws is None else uniform(batch),
+        None if solves is None else uniform(batch),
     )
 
 
 @runtime_checkable
 class Strategy(Protocol):
-    """A way to sample experts, with the weights that go with it. Meet it with any object; no base class is needed."""
+    """A way to sample experts, with the weights that go with it. Meet it with any object; no base class is needed.
+
+    These are the members that every strategy has. `StrategyTraits` lists those that it may have, with their defaults.
+    """
 
     @property
     def name(self) -> str:
@@ -105,7 +111,7 @@ class Strategy(Protocol):
         ...
 
     @property
-    def balanced(self) -> bool:
+    def respects_capacity(self) -> bool:
         """Whether no expert ever processes more rows than its capacity."""
         ...
 
@@ -140,7 +146,44 @@ class Strategy(Protocol):
         ...
 
 
-_ATTRIBUTES = {"name": str, "label": str, "balanced": bool, "unbiased": bool}
+@dataclass(frozen=True, kw_only=True)
+class StrategyTraits:
+    """The attributes that a strategy may have, with the values that hold for one without them.
+
+    Attributes:
+        assigns_all: whether every row gets an expert that processes it. A strategy that also respects the capacity then
+            needs one that holds all rows.
+        mixes: whether a flat proposal is mixed in: `draw` takes `eps`, and `with_options(eps=)` sets it.
+        averages: whether conditionals are averaged over several solves, whose number `with_options(solves=)` sets.
+        paper: whether it is one of the paper's.
+    """
+
+    assigns_all: bool = False
+    mixes: bool = False
+    averages: bool = False
+    paper: bool = False
+
+
+def read_traits(kind: type[T], of: object) -> T:
+    """Reads the optional attributes of an object, with the defaults for those that it does not have.
+
+    Args:
+        kind: a dataclass of attributes with defaults, such as `StrategyTraits`.
+        of: any object.
+
+    Returns:
+        The attributes.
+
+    Example:
+        >>> from equipoise.estimators import STRATEGIES
+        >>> read_traits(StrategyTraits, STRATEGIES["gm-iw-mix"]).mixes, read_traits(StrategyTraits, object()).mixes
+        (True, False)
+    """
+    names = [field.name for field in fields(cast(Any, kind))]
+    return kind(**{name: getattr(of, name) for name in names if hasattr(of, name)})
+
+
+_ATTRIBUTES = {"name": str, "label": str, "respects_capacity": bool, "unbiased": bool}
 _METHODS = {
     "draw_noise": ("generator", "dtype", "device"),
     "draw": ("temperature", "capacity", "mask", "sinkhorn_first", "importance"),
@@ -163,6 +206,13 @@ def check_strategy(strategy: object) -> Strategy:
             raise ValueError(
                 f"{who} must have an attribute {attribute} of type {kind.__name__}, got {got}: "
                 "see equipoise.estimators.Strategy for what a strategy needs"
+            )
+    for field in fields(StrategyTraits):
+        value = getattr(strategy, field.name, field.default)
+        if not isinstance(value, bool):
+            raise ValueError(
+                f"{who} must have an attribute {field.name} of type bool, or none, got {value!r}: "
+                "see equipoise.estimators.StrategyTraits for what a strategy may have"
             )
     for method, keywords in _METHODS.items():
         function = getattr(strategy, method, None)

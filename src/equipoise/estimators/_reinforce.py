@@ -8,15 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import (
-    check_baseline,
-    check_critic,
-    check_floating,
-    check_not_the_losses,
-    check_shape,
-    checked_log_p,
-    is_batched,
-)
+from equipoise._core import check_critic, check_floating, check_shape, is_batched
+from equipoise.estimators._checks import check_baseline, check_not_the_losses, check_one_round
+from equipoise.estimators._log_p_checks import checked_log_p
 from equipoise.estimators._weights import importance_weight
 from equipoise.sampling import Sample
 
@@ -62,7 +56,7 @@ def reinforce(
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
-        s: the sample.
+        s: the sample. Of several experts a row, log p is that of all of them, and `weight` must be given.
         losses: f(x_i, z_i), with or without gradient. For a loss that rows share, expand it.
         baseline: b: a number, one for each problem [...] or one for each row [..., n]; not a mean over this batch, see
             above.
@@ -90,6 +84,7 @@ def reinforce(
     """
     check_rows(log_p, s, losses, weight)
     if critic is not None:
+        check_one_round("critic", len(s.rounds))
         check_critic(critic, log_p.shape)
     weight = checked_weight(log_p, s, weight)
     active = active_rows(s, weight)
@@ -98,12 +93,49 @@ def reinforce(
         if critic is not None:
             advantage = advantage - s.at_z(critic)
         score = only(active, weight * advantage)
-    log_p_z = only(active, s.at_z(log_p))
-    terms = only(active, weight * losses) + score * (log_p_z - log_p_z.detach())
+    terms = only(active, weight * losses) + score_function(s.log_prob(log_p), score, active)
     if critic is not None:
-        expected = _expectation(log_p, critic.detach(), s.mask)
-        terms = terms + (expected - expected.detach())
+        terms = terms + expected_critic(log_p, critic, s.mask)
     return mean_over_rows(terms, s)
+
+
+def score_function(
+    log_prob: Float[Tensor, "*batch n"],
+    coefficient: Float[Tensor, "*batch n"],
+    active: Bool[Tensor, "*batch n"] | None,
+) -> Float[Tensor, "*batch n"]:
+    """Computes coefficient_i (log p(z_i) - the same, detached): 0, with the gradient of the first part.
+
+    Args:
+        log_prob: log p of what each row drew, with gradient; it may be -inf where a row has no term.
+        coefficient: what multiplies its gradient, detached: weight times advantage.
+        active: rows that have a term; None for all of them.
+
+    Returns:
+        A term for each row.
+    """
+    log_prob = only(active, log_prob)
+    return coefficient * (log_prob - log_prob.detach())
+
+
+def expected_critic(
+    log_p: Float[Tensor, "*batch n k"], critic: Float[Tensor, "*batch n k"], counted: Bool[Tensor, "*batch n"] | None
+) -> Float[Tensor, "*batch n"]:
+    """Computes what a critic takes away in expectation, sum_j p_ij c_ij: as 0, with its gradient.
+
+    Args:
+        log_p: the router's log-probabilities, with gradient.
+        critic: c; detached here.
+        counted: rows that have a term; the others may hold anything. None for all of them.
+
+    Returns:
+        A term for each row.
+    """
+    critic = critic.detach()
+    if counted is not None:
+        log_p, critic = (torch.where(counted.unsqueeze(-1), x, 0.0) for x in (log_p, critic))
+    expected = (log_p.exp() * critic).sum(-1)
+    return expected - expected.detach()
 
 
 def checked_weight(
@@ -111,13 +143,6 @@ def checked_weight(
 ) -> Float[Tensor, "*batch n"]:
     """Returns the weights, detached: importance weights if none are given. Requires log_p to be what it says."""
     return importance_weight(log_p, s) if weight is None else checked_log_p(log_p, s.mask, weight.detach())
-
-
-def _expectation(log_p: Tensor, critic: Tensor, mask: Tensor | None) -> Float[Tensor, "*batch n"]:
-    """Computes sum_j p_ij c_ij for every row, 0 for masked ones, whatever they hold."""
-    if mask is not None:
-        log_p, critic = (torch.where(mask.unsqueeze(-1), x, 0.0) for x in (log_p, critic))
-    return (log_p.exp() * critic).sum(-1)
 
 
 def active_rows(s: Sample, weight: Float[Tensor, "*batch n"]) -> Bool[Tensor, "*batch n"] | None:

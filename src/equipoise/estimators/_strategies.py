@@ -17,9 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise._core import check_given
-from equipoise.estimators._combination import Combination
+from equipoise.estimators._checks import check_given
 from equipoise.estimators._protocol import Noise, Strategy, import_strategy
+from equipoise.estimators._weighted_sampler import WeightedSampler
 from equipoise.estimators._weights import over_batch
 from equipoise.sampling import (
     Marginals,
@@ -53,11 +53,12 @@ def _averaged(log_p: Tensor, noise: Noise, **how: Any) -> Sample:
 
 
 _TABLE = (
-    Combination(
+    WeightedSampler(
         name="sample",
         label="Sample",
         sampler=_independent,
-        balanced=False,
+        respects_capacity=False,
+        assigns_all=True,
         unbiased=True,
         paper=True,
         doc="""Approximates: the gradient of the expected loss of a batch under the router, eq. (2).
@@ -65,12 +66,12 @@ With: independent draws from q_tau and w = p/q_tau. The ideal that ignores capac
 Requires: q_tau > 0 wherever p > 0; experts that can process any number of rows.
 Unbiased when: always.""",
     ),
-    Combination(
+    WeightedSampler(
         name="skip-iw",
         label="Sample Skip IW",
         sampler=_skip,
         skips=True,
-        balanced=True,
+        respects_capacity=True,
         unbiased=True,
         paper=True,
         doc="""Approximates: the gradient of the expected loss of a batch under the router, eq. (3).
@@ -78,13 +79,13 @@ With: independent draws from q_tau, a uniform subset of each expert's rows, and 
 Requires: q_tau > 0 wherever p > 0; every capacity at least 1.
 Unbiased when: always.""",
     ),
-    Combination(
+    WeightedSampler(
         name="skip",
         label="Sample Skip",
         sampler=_skip,
         correction=over_batch,
         skips=True,
-        balanced=True,
+        respects_capacity=True,
         unbiased=False,
         paper=True,
         doc="""Approximates: the gradient of the expected loss of a batch under the router.
@@ -92,11 +93,12 @@ With: the same subset as skip-iw, and the average over what is left: w = p/q_tau
 Requires: q_tau > 0 wherever p > 0; every capacity at least 1.
 Unbiased when: never, unless no row is ever dropped; rows of crowded experts count too little.""",
     ),
-    Combination(
+    WeightedSampler(
         name="gm-iw",
         label="Gumbel-Matching IW",
         sampler=_gumbel_matching,
-        balanced=True,
+        respects_capacity=True,
+        assigns_all=True,
         unbiased=True,
         paper=True,
         doc="""Approximates: the gradient of the expected loss of a batch under the router, eq. (6).
@@ -104,11 +106,12 @@ With: Gumbel-Matching on a/tau and w = p/q(z_i given the other rows' noise).
 Requires: q > 0 wherever p > 0; capacities that hold every row.
 Unbiased when: always. The weights can be huge where p is high and the balancing makes q low.""",
     ),
-    Combination(
+    WeightedSampler(
         name="gm-sh",
         label="Gumbel-Matching SH",
         sampler=partial(_gumbel_matching, marginals="sinkhorn"),
-        balanced=True,
+        respects_capacity=True,
+        assigns_all=True,
         unbiased=False,
         paper=True,
         doc="""Approximates: the gradient of the expected loss of a batch under the router.
@@ -116,11 +119,12 @@ With: Gumbel-Matching on a/tau and w = p/sinkhorn(a/tau), which stands in for th
 Requires: q > 0 wherever p > 0; capacities that hold every row.
 Unbiased when: never exactly, nearly for many rows.""",
     ),
-    Combination(
+    WeightedSampler(
         name="gm",
         label="Gumbel-Matching",
         sampler=partial(_gumbel_matching, marginals="proposal"),
-        balanced=True,
+        respects_capacity=True,
+        assigns_all=True,
         unbiased=False,
         paper=True,
         doc="""Approximates: the gradient of the expected loss of a batch under the router.
@@ -128,12 +132,12 @@ With: Gumbel-Matching on a/tau and w = p/q_tau, which corrects for the temperatu
 Requires: q_tau > 0 wherever p > 0; capacities that hold every row.
 Unbiased when: never, unless the capacity never binds.""",
     ),
-    Combination(
+    WeightedSampler(
         name="skip-iw-mix",
         label="Skip IW mix",
         sampler=_skip,
         skips=True,
-        balanced=True,
+        respects_capacity=True,
         unbiased=True,
         mixes=True,
         eps=0.2,
@@ -142,11 +146,12 @@ With: skip-iw, where each row draws from the uniform distribution with probabili
 Requires: every capacity at least 1; coins among the noise.
 Unbiased when: always. p/q is at most k / eps.""",
     ),
-    Combination(
+    WeightedSampler(
         name="gm-iw-mix",
         label="Gumbel-Matching IW mix",
         sampler=_gumbel_matching,
-        balanced=True,
+        respects_capacity=True,
+        assigns_all=True,
         unbiased=True,
         mixes=True,
         eps=0.2,
@@ -155,40 +160,44 @@ With: gm-iw, where each row's logits are replaced by Sinkhorn's prices with prob
 Requires: capacities that hold every row, and can for every expert that p allows; coins among the noise.
 Unbiased when: always. p/q is at most k / eps times exp(how far the other rows' noise moves the prices).""",
     ),
-    Combination(
+    WeightedSampler(
         name="gm-iw-avg",
         label="Gumbel-Matching IW avg",
         sampler=_averaged,
-        balanced=True,
+        respects_capacity=True,
+        assigns_all=True,
         unbiased=True,
         averages=True,
-        draws=8,
+        solves=8,
         doc="""Approximates: the gradient of the expected loss of a batch under the router.
-With: one of m draws of Gumbel-Matching, for all rows, and w = p / the mean of the m conditionals.
-Requires: q > 0 wherever p > 0; capacities that hold every row; m draws and a pick among the noise.
+With: one of m solves of Gumbel-Matching, for all rows, and w = p / the mean of the m conditionals.
+Requires: q > 0 wherever p > 0; capacities that hold every row; m matrices and a pick among the noise.
 Unbiased when: always. The weights approach those of the true marginals as m grows.""",
     ),
-    Combination(
+    WeightedSampler(
         name="gm-iw-avg-mix",
         label="Gumbel-Matching IW avg mix",
         sampler=_averaged,
-        balanced=True,
+        respects_capacity=True,
+        assigns_all=True,
         unbiased=True,
         mixes=True,
         eps=0.2,
         averages=True,
-        draws=8,
+        solves=8,
         doc="""Approximates: the gradient of the expected loss of a batch under the router.
-With: gm-iw-avg, where each row's logits are replaced by Sinkhorn's prices with probability eps in each of the m draws.
-Requires: capacities that hold every row, and can for every expert that p allows; m draws, coins and a pick.
+With: gm-iw-avg, where each row's logits are replaced by Sinkhorn's prices with probability eps in each of the m solves.
+Requires: capacities that hold every row, and can for every expert that p allows; m matrices, coins and a pick.
 Unbiased when: always. p/q is bounded as in gm-iw-mix.""",
     ),
 )
 
-STRATEGIES: MappingProxyType[str, Combination] = MappingProxyType({row.name: row for row in _TABLE})
+STRATEGIES: MappingProxyType[str, WeightedSampler] = MappingProxyType({row.name: row for row in _TABLE})
 """The strategies by name: the paper's, in its order, then those beyond it."""
 
-PAPER_STRATEGIES: MappingProxyType[str, Combination] = MappingProxyType({row.name: row for row in _TABLE if row.paper})
+PAPER_STRATEGIES: MappingProxyType[str, WeightedSampler] = MappingProxyType(
+    {row.name: row for row in _TABLE if row.paper}
+)
 """The six of the paper."""
 
 

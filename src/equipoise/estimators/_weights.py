@@ -11,7 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_shape, check_stochastic, checked_log_p, checked_log_ratio
+from equipoise._core import check_shape
+from equipoise.estimators._checks import check_one_round
+from equipoise.estimators._log_p_checks import check_stochastic, checked_log_p, checked_log_ratio
 from equipoise.sampling import Sample
 
 
@@ -58,6 +60,7 @@ def probability_ratio(
     Returns:
         [..., n], at least float32.
     """
+    check_one_round("weight=None", len(s.rounds))
     check_shape("log_p", log_p, s.log_q.shape, "that of the logits that were sampled")
     if isinstance(s.deterministic, bool):
         check_stochastic(s.deterministic)

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equipoise._core import check_above_one, check_at_least, check_one_of, check_share
+from equipoise._core import check_at_least, check_one_of
 from equipoise.nn._bias_rules import WideBuffers
+from equipoise.nn._router_checks import check_above_one, check_share
 from equipoise.nn._routing import Routing
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from equipoise._core import check_at_least, check_fraction, check_positive
 from equipoise.assignment import assign
+from equipoise.nn._named_router import NamedRouter, with_buffers
 from equipoise.nn._routing import Routing
-from equipoise.nn._rules import Choice, RouteRequest
+from equipoise.nn._rules import RouteRequest
 from equipoise.nn._selection import choose_top
 from equipoise.ops import count_groups
 
@@ -126,7 +127,7 @@ class Priced(nn.Module):
         """Shows the settings."""
         return f"top_k={self.top_k}, limited={self.limited}"
 
-    def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+    def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         """Chooses experts.
 
         Args:
@@ -134,7 +135,7 @@ class Priced(nn.Module):
             request: everything else.
 
         Returns:
-            The choice, with the prices that were used.
+            The decision, with the prices that were used.
         """
         prices = self.average.prices.clone()  # a record of this step may not change with the next
         return choose_top(logits.detach() - prices, request, top_k=self.top_k, prices=prices)
@@ -192,7 +193,7 @@ class LossFree(WideBuffers):
         """Shows the settings."""
         return f"{self.bias.shape[0]}, top_k={self.top_k}, rate={self.rate}, limited={self.limited}"
 
-    def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+    def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         """Chooses experts.
 
         Args:
@@ -200,7 +201,7 @@ class LossFree(WideBuffers):
             request: everything else.
 
         Returns:
-            The choice, with minus the bias as prices.
+            The decision, with minus the bias as prices.
         """
         return choose_top(logits.detach() + self.bias, request, top_k=self.top_k, prices=-self.bias)
 
@@ -214,3 +215,20 @@ class LossFree(WideBuffers):
         num_experts = routing.num_experts
         load = count_groups(routing.indices.reshape(-1), num_experts + 1)[:num_experts]
         self.bias += self.rate * torch.sign(load.sum() - num_experts * load)
+
+
+BIAS_ROUTERS = (
+    NamedRouter(
+        name="loss-free",
+        make=with_buffers(LossFree),
+        options=("top_k",),
+        doc="logits plus a bias that is moved towards balance after each step, gated; no capacity",
+    ),
+    NamedRouter(
+        name="priced",
+        make=with_buffers(Priced),
+        options=("top_k",),
+        doc="logits minus a running average of the exact prices of past batches, gated; no capacity",
+    ),
+)
+"""The rules of this file as routers with a name."""

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from equipoise._core import check_has_layers
 from equipoise.nn._routing import Routing
+from equipoise.nn._surrogate_checks import check_has_layers
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node

@@ -48,27 +48,6 @@ def product_weight(routings: Sequence[Routing], dtype: torch.dtype) -> Float[Ten
     return weight
 
 
-def critic_terms(
-    layer: Routing, critic: Float[Tensor, "*shape E"], counted: Bool[Tensor, " T"] | None
-) -> tuple[Float[Tensor, " T"], Float[Tensor, ""]]:
-    """Computes what a critic subtracts from each row's loss, and what that takes away, to be added back.
-
-    Args:
-        layer: the only one, with one expert a row.
-        critic: c, a predicted loss for each row and expert.
-        counted: rows whose losses count; None for all.
-
-    Returns:
-        c at each row's expert, and sum_i sum_j p_ij c_ij over the rows that count: of value 0, with gradient.
-    """
-    c = critic.detach().reshape(layer.log_p.shape).to(layer.log_p.dtype)
-    expected = (layer.log_p.exp() * c).sum(-1)
-    if counted is not None:
-        expected = torch.where(counted, expected, 0.0)
-    (sample,) = layer.samples
-    return sample.at_z(c), (expected - expected.detach()).sum()
-
-
 @torch.no_grad()
 def credited(advantage: Float[Tensor, " T"], shape: Sequence[int], credit: str) -> Float[Tensor, " T"]:
     """Adds up, for each row, the weighted advantages that its decisions answer for.

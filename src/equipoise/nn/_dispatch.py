@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_one_of, check_tokens, checked_counts, compact_repr
+from equipoise._core import check_one_of, compact_repr
+from equipoise.nn._expert_checks import check_tokens, checked_counts
 from equipoise.nn._grouped import Grouped
 from equipoise.nn._permutation import combine_rows, gather_rows
 from equipoise.nn._routing import Routing
@@ -90,7 +91,7 @@ class LocalDispatcher:
 
     Example:
         >>> import equipoise as eq
-        >>> rule = lambda logits, request: eq.nn.Choice(indices=logits.argmax(-1, True), scores=logits.new_ones(4, 1))
+        >>> rule = lambda logits, request: request.route(logits.argmax(-1, True), logits.new_ones(4, 1))
         >>> router = eq.nn.Router(2, 2, rule)
         >>> x = torch.randn(4, 2)
         >>> dispatcher = eq.nn.LocalDispatcher()

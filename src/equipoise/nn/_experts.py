@@ -13,13 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from equipoise._core import (
-    autocast_device,
+from equipoise._core import autocast_device, check_one_of
+from equipoise.nn._expert_checks import (
     check_expert_modules,
     check_expert_number,
     check_expert_output,
     check_group_sizes,
-    check_one_of,
     check_same_dtype,
     check_size,
     check_tokens,

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from equipoise._core import check_per_layer, check_residual, check_shape
+from equipoise._core import check_shape
 from equipoise.estimators import EMABaseline
 from equipoise.nn._residual_baseline import ResidualBaseline
-from equipoise.sampling import Sample
+from equipoise.nn._surrogate_checks import check_per_layer, check_residual
 
 Baseline = float | int | Tensor | EMABaseline | ResidualBaseline
 """A number, a number for each token, or something that learns one from past batches."""
@@ -133,13 +133,6 @@ def _read(
 def _learn(own: Baseline, r: Tensor, losses: Tensor, active: Tensor) -> None:
     """Lets a baseline that learns take in the batch."""
     if isinstance(own, EMABaseline):
-        own.update(losses, _as_sample(active))
+        own.update(losses, active)
     elif isinstance(own, ResidualBaseline):
         own.update(losses, r, active)
-
-
-def _as_sample(active: Bool[Tensor, " T"]) -> Sample:
-    """Says in the moving average's terms which rows to average over."""
-    z = torch.zeros_like(active, dtype=torch.int64)
-    weight = active.to(torch.float32)
-    return Sample(z, weight.unsqueeze(-1), active, weight)

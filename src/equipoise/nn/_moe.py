@@ -5,20 +5,22 @@ Legend: T rows (tokens), E experts, K experts a row, dim features.
 """
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from equipoise._core import check_input_dim, check_no_tangent, check_not_batched, in_forward_mode, in_transform
-from equipoise.nn._build import build_router
+from equipoise._core import check_no_tangent, check_not_batched, in_forward_mode, in_transform
+from equipoise.estimators import Strategy
 from equipoise.nn._capture import RoutingSource, emit
 from equipoise.nn._dispatch import Dispatcher, LocalDispatcher
 from equipoise.nn._experts import make_experts
+from equipoise.nn._make_router import RoutingOptions, check_known_options, make_router
 from equipoise.nn._router import Router
+from equipoise.nn._router_checks import check_input_dim
 from equipoise.nn._routing import Routing
 from equipoise.nn._rules import RoutingRule
-from equipoise.nn._schedules import Schedule
 
 _NO_VMAP = "put the dimension into x [..., dim], whose rows then share the capacity, or call the layer in a loop"
 
@@ -42,7 +44,7 @@ class MoE(RoutingSource):
     `sample`, `skip-iw`, `skip`,  The paper's strategies. Marginal entropy 0.1. `sample` knows no capacity, the `gm`
     `gm-iw`, `gm-sh`, `gm`        ones assign every row, the `skip` ones drop rows beyond the capacity.
     `skip-iw-mix`, `gm-iw-mix`    The same with bounded weights: a flat proposal is mixed in with weight `eps`.
-    `gm-iw-avg`, `gm-iw-avg-mix`  Gumbel-Matching with conditionals averaged over `draws` solves; without, with `eps`.
+    `gm-iw-avg`, `gm-iw-avg-mix`  Gumbel-Matching with conditionals averaged over `solves`; without, with `eps`.
     `switch`                      The most probable expert, gated; drops rows. Balance loss 0.01.
     `topk`                        The `top_k` most probable experts, gated, as Mixtral; no capacity. Balance loss 0.01.
     `base`                        The exact balanced assignment of the logits, gated. Assigns every row.
@@ -52,7 +54,7 @@ class MoE(RoutingSource):
     `dense`                       All experts, averaged with the router's probabilities.
     ============================  ===================================================================================
 
-    A router of your own is a rule, `rule(logits, request) -> Choice`, or a whole `Router`.
+    A router of your own is a strategy, a rule, `rule(logits, request) -> Routing`, or a whole `Router`.
 
     Example:
         >>> import equipoise as eq
@@ -72,26 +74,15 @@ class MoE(RoutingSource):
         num_experts: int,
         *,
         hidden_dim: int | None = None,
-        router: str | RoutingRule | Router = "skip-iw",
+        router: str | Strategy | RoutingRule | Router = "skip-iw",
         capacity_factor: float | None = 1.25,
-        eval_capacity_factor: float | None = None,
-        evaluation: str = "argmax",
         top_k: int = 1,
-        loss: str = "reinforce",
-        temperature: float | str | Schedule = 1.0,
-        eps: float | str | None = None,
-        draws: int | None = None,
-        target_sample_size: float = 0.5,
-        sinkhorn_first: bool = False,
-        importance: bool = True,
         experts: str | nn.Module | Sequence[nn.Module] = "mlp",
-        balance_loss: float | None = None,
-        marginal_entropy: float | None = None,
-        z_loss: float = 0.0,
         dispatcher: Dispatcher | None = None,
         router_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **routing: Unpack[RoutingOptions],
     ) -> None:
         """Builds router and experts.
 
@@ -99,56 +90,32 @@ class MoE(RoutingSource):
             dim: features of a row.
             num_experts: E.
             hidden_dim: width of an expert's hidden layer; None: 4 * dim.
-            router: a name, a rule or a `Router`; with the latter, the options of routing are the router's own.
+            router: a name, a strategy, a rule or a `Router`, which takes no options of routing here.
             capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) rows; None: no
                 limit. Routers that know no capacity (see above) are not concerned.
-            eval_capacity_factor: the same in evaluation, for every router; None: no limit.
-            evaluation: "argmax": each row takes its most probable expert (`topk`, `hash`, `loss-free`, `priced` and
-                `dense` do what they do in training); "priced": the largest logit minus a running average of the exact
-                prices, which stays near balance and needs no batch.
             top_k: K, for `topk`, `loss-free` and `priced`, and for every strategy, which then draws K different
-                experts a row, see `StrategyRule`.
-            loss: of strategies, "reinforce" or "gating"; the others are gated.
-            temperature: of strategies: a number; a function of the number of updates so far, such as
-                `LinearSchedule`; or "auto", which keeps the effective sample size above a target by what past batches
-                showed, see `AutoProposal`.
-            eps: of strategies that mix: the mixture weight, in [0, 1); "auto", as for the temperature; None: 0.2.
-            draws: of strategies that average: how many solves; None: 8.
-            target_sample_size: of "auto", a fraction of the rows.
-            sinkhorn_first: for strategies: balance the proposal in expectation before sampling (the first expert's,
-                of several).
-            importance: for strategies: whether p/q is part of the weights.
+                experts a row, see `SamplingRule`.
             experts: "mlp" or "swiglu"; a module [m, dim] -> [m, dim] to be copied, or E of them; or an `Experts`.
-            balance_loss: weight of the balance loss; None: the router's, as above.
-            marginal_entropy: weight of the marginal-entropy loss; None: the router's, as above. The paper's setting: 0.
-            z_loss: weight of the z-loss.
             dispatcher: how rows reach their experts; None: on this device.
             router_dtype: of the gate's parameters; None: `dtype`.
             device: of the parameters.
             dtype: of the parameters.
+            routing: options of the router, see `RoutingOptions`: eval_capacity_factor, evaluation, loss, temperature,
+                eps, solves, target_sample_size, sinkhorn_first, importance, balance_loss, marginal_entropy, z_loss.
         """
         super().__init__()
+        check_known_options(routing, MoE.__init__)
         self.dim, self.num_experts = dim, num_experts
-        self.router = build_router(
+        gate_dtype = dtype if router_dtype is None else router_dtype
+        self.router = make_router(
             router,
             dim,
             num_experts,
             capacity_factor=capacity_factor,
-            eval_capacity_factor=eval_capacity_factor,
-            evaluation=evaluation,
-            loss_weights={"balance_loss": balance_loss, "marginal_entropy": marginal_entropy, "z_loss": z_loss},
+            top_k=top_k,
             device=device,
-            dtype=dtype if router_dtype is None else router_dtype,
-            options={
-                "top_k": top_k,
-                "loss": loss,
-                "sinkhorn_first": sinkhorn_first,
-                "importance": importance,
-                "temperature": temperature,
-                "eps": eps,
-                "draws": draws,
-                "target_sample_size": target_sample_size,
-            },
+            dtype=gate_dtype,
+            **routing,
         )
         hidden = 4 * dim if hidden_dim is None else hidden_dim
         self.experts = make_experts(experts, dim, num_experts, hidden, device=device, dtype=dtype)

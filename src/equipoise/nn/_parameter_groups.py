@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from equipoise._core import check_has_layers, check_positive
+from equipoise._core import check_positive
 from equipoise.nn._router import Router
+from equipoise.nn._surrogate_checks import check_has_layers
 
 
 def parameter_groups(model: nn.Module, lr: float, *, router_lr_scale: float = 5.0) -> list[dict[str, Any]]:

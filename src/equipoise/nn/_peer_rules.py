@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules without state that people would compare with: Switch, top-k, BASE, S-BASE, hash, and all experts at once.
 
+To add a router, write its rule and add a row to the table at the end.
+
 Legend: T rows (tokens), E experts, K experts a row.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -15,7 +18,9 @@ from torch import Tensor
 from equipoise._core import check_at_least
 from equipoise.assignment import assign
 from equipoise.balancing import sinkhorn
-from equipoise.nn._rules import Choice, RouteRequest, at_experts
+from equipoise.nn._named_router import NamedRouter, without_buffers
+from equipoise.nn._routing import Routing
+from equipoise.nn._rules import RouteRequest, at_experts
 from equipoise.nn._selection import choose, choose_top
 
 
@@ -44,7 +49,7 @@ class TopK:
         """Checks the number of experts a row."""
         check_at_least("top_k", self.top_k, 1)
 
-    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         """Chooses experts.
 
         Args:
@@ -52,7 +57,7 @@ class TopK:
             request: everything else.
 
         Returns:
-            The choice.
+            The decision.
         """
         return choose_top(logits, request, top_k=self.top_k)
 
@@ -65,7 +70,7 @@ class _BalancedInTraining(ABC):
     top_k: ClassVar[int] = 1
     limited: ClassVar[bool] = True
 
-    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         """Chooses experts.
 
         Args:
@@ -73,12 +78,12 @@ class _BalancedInTraining(ABC):
             request: everything else.
 
         Returns:
-            The choice; in training with the prices, and what the solver says of itself.
+            The decision; in training with the prices, and what the solver says of itself.
         """
         return self._balance(logits, request) if request.training else choose_top(logits, request)
 
     @abstractmethod
-    def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice: ...
+    def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing: ...
 
 
 @dataclass(frozen=True)
@@ -91,15 +96,17 @@ class Base(_BalancedInTraining):
         Lewis, Bhosale, Dettmers, Goyal, Zettlemoyer, BASE layers (2021).
     """
 
-    def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+    assigns_all: ClassVar[bool] = True
+
+    def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         rows, num_experts = logits.shape
         capacity = max(rows, 1) if request.capacity is None else request.capacity
         a = assign(logits.detach(), capacity, mask=request.mask)
         indices = a.z.unsqueeze(1)
         scores = at_experts(request.log_p, indices).exp()
-        return Choice(
-            indices=indices,
-            scores=scores if request.mask is None else torch.where(indices < num_experts, scores, 0.0),
+        return request.route(
+            indices,
+            scores if request.mask is None else torch.where(indices < num_experts, scores, 0.0),
             prices=a.prices,
             gap=a.gap,
             capacity=request.capacity,
@@ -118,7 +125,7 @@ class SinkhornBase(_BalancedInTraining):
         Clark and others, Unified scaling laws for routed language models (2022), section 3.1.
     """
 
-    def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+    def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         balanced = sinkhorn(logits.detach(), mask=request.mask)
         return choose_top(balanced.log_p, request, prices=balanced.prices, work=balanced.iterations)
 
@@ -141,7 +148,7 @@ class Hash:
     top_k: ClassVar[int] = 1
     limited: ClassVar[bool] = True
 
-    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         """Chooses experts.
 
         Args:
@@ -149,7 +156,7 @@ class Hash:
             request: everything else.
 
         Returns:
-            The choice.
+            The decision.
         """
         keys = request.positions if request.token_ids is None else request.token_ids
         z = hash_integers(keys, self.seed) % logits.shape[-1]
@@ -193,7 +200,7 @@ class Dense:
     top_k: ClassVar[int] = 1  # when it is evaluated by prices, which is sparse
     limited: ClassVar[bool] = False
 
-    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         """Takes all experts.
 
         Args:
@@ -201,8 +208,47 @@ class Dense:
             request: everything else.
 
         Returns:
-            The choice.
+            The decision.
         """
         rows, num_experts = logits.shape
         indices = torch.arange(num_experts, device=logits.device).expand(rows, num_experts)
-        return Choice(indices=indices, scores=request.log_p.exp(), capacity=max(rows, 1))
+        return request.route(indices, request.log_p.exp(), capacity=max(rows, 1))
+
+
+PEER_ROUTERS = (
+    NamedRouter(
+        name="switch",
+        make=without_buffers(partial(TopK, 1, limited=True)),
+        balance_loss=0.01,
+        doc="the most probable expert, gated; rows beyond the capacity are dropped",
+    ),
+    NamedRouter(
+        name="topk",
+        make=without_buffers(TopK),
+        options=("top_k",),
+        balance_loss=0.01,
+        doc="the K most probable experts, gated by their renormalised probabilities; no capacity",
+    ),
+    NamedRouter(
+        name="base",
+        make=without_buffers(Base),
+        doc="the exact balanced assignment of the logits, gated",
+    ),
+    NamedRouter(
+        name="s-base",
+        make=without_buffers(SinkhornBase),
+        doc="the largest probability after balancing in expectation, gated",
+    ),
+    NamedRouter(
+        name="hash",
+        make=without_buffers(Hash),
+        inert="a hash routes without looking at the router's probabilities",
+        doc="a fixed hash of the token ids if given, else of the position; not gated",
+    ),
+    NamedRouter(
+        name="dense",
+        make=without_buffers(Dense),
+        doc="all experts, averaged with the router's probabilities; no capacity",
+    ),
+)
+"""The rules of this file as routers with a name."""

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from equipoise._core import check_at_least, check_input_dim, check_mask, check_shape
+from equipoise._core import check_at_least, check_mask, check_shape
+from equipoise.nn._router_checks import check_input_dim
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function, Variable
 
-from equipoise._core import check_same_routing
+from equipoise.estimators import score_function
+from equipoise.nn._surrogate_checks import check_same_routing
 
 if TYPE_CHECKING:
     from equipoise.nn._capture import RoutingSource
@@ -55,7 +56,7 @@ class Pending:
         check_same_routing(routing.indices, self._routing.indices)
         terms = list(routing.balance_losses.values())
         if self._coefficient is not None and routing.sample is not None:
-            terms.append((self._coefficient * routing.log_prob()).sum())
+            terms.append(score_function(routing.log_prob(), self._coefficient, self._coefficient != 0).sum())
         for term in terms:
             if term.requires_grad:
                 y = _Attach.apply(y, term, self._factor)  # pyright: ignore[reportAssignmentType]

@@ -18,22 +18,24 @@ from torch import Tensor, nn
 from equipoise._core import (
     autocast_device,
     check_at_least,
-    check_auto,
     check_capacity_factor,
-    check_choice,
-    check_input_dim,
     check_mask,
-    check_mixes,
     check_one_of,
-    check_rows_like,
     check_temperature,
-    check_top_k,
 )
 from equipoise.nn._auto import AutoProposal
 from equipoise.nn._balance import balance_losses
 from equipoise.nn._bias_rules import Priced, RunningPrices, WideBuffers
+from equipoise.nn._router_checks import (
+    check_auto,
+    check_input_dim,
+    check_mixes,
+    check_routing,
+    check_rows_like,
+    check_top_k,
+)
 from equipoise.nn._routing import Routing
-from equipoise.nn._rules import Choice, RouteRequest, RoutingRule
+from equipoise.nn._rules import RouteRequest, RoutingRule, RuleTraits, rule_traits
 from equipoise.nn._schedules import Schedule
 from equipoise.nn._selection import choose_top
 from equipoise.ops import log_softmax
@@ -49,7 +51,7 @@ class Router(WideBuffers):
     never in forward, which may run more than once a step. To replace the gate, subclass and override `logits`.
 
     Example:
-        >>> from equipoise.nn import TopK
+        >>> from equipoise.nn._peer_rules import TopK
         >>> router = Router(8, 4, TopK(2))
         >>> routing = router(torch.randn(3, 5, 8))
         >>> routing.indices.shape, routing.shape
@@ -99,7 +101,7 @@ class Router(WideBuffers):
         check_capacity_factor("capacity_factor", capacity_factor)
         check_capacity_factor("eval_capacity_factor", eval_capacity_factor)
         check_one_of("evaluation", evaluation, EVALUATIONS)
-        check_top_k(getattr(rule, "top_k", 1), num_experts)
+        check_top_k(rule_traits(rule).top_k, num_experts)
         self.dim, self.num_experts = dim, num_experts
         self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
         self.evaluation = evaluation
@@ -108,11 +110,17 @@ class Router(WideBuffers):
         self.weight = nn.Parameter(torch.empty(num_experts, dim, device=device, dtype=dtype))
         own_prices = evaluation == "argmax" or isinstance(rule, Priced)
         self.average = None if own_prices else RunningPrices(num_experts, device=device)
-        check_mixes(eps, getattr(rule, "mixes", False))
+        check_mixes(eps, self.traits.mixes)
         chosen = [name for name, value in (("eps", eps), ("temperature", temperature)) if value == "auto"]
         self.auto = AutoProposal(chosen, target=target_sample_size, device=device) if chosen else None
         self._set_temperature(temperature, device)
         self.reset_parameters()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Reads what a rule may have whenever the rule is set."""
+        super().__setattr__(name, value)
+        if name == "rule":
+            self.traits: RuleTraits = rule_traits(value)
 
     def _set_temperature(self, temperature: float | str | Schedule, device: torch.device | str | None) -> None:
         """Keeps a number as it is; what changes is a tensor, so that compiled code need not be compiled again."""
@@ -171,6 +179,7 @@ class Router(WideBuffers):
             logits = self.logits(x.reshape(-1, self.dim).to(wide))
             log_p = log_softmax(logits)
             request = RouteRequest(
+                logits=logits,
                 log_p=log_p,
                 capacity=self.capacity(logits.shape[0]),
                 mask=flat_mask,
@@ -180,8 +189,12 @@ class Router(WideBuffers):
                 temperature=self.temperature if self._temperature_moves else self.fixed_temperature,
                 generator=generator,
                 eps=self.auto.read("eps") if self.auto is not None and "eps" in self.auto.names else None,
+                shape=shape,
             )
-            return self._complete(logits, request, self._choose(logits, request), shape)
+            routing = self._choose(logits, request)
+            if not (self.training and self.loss_weights):
+                return routing
+            return replace(routing, balance_losses=balance_losses(self.loss_weights, logits, request))
 
     def capacity(self, rows: int) -> int | None:
         """Returns how many of T rows an expert may take in this mode, at least K; None: any number.
@@ -189,55 +202,23 @@ class Router(WideBuffers):
         Args:
             rows: T. Masked rows count too: how many there are is not known without waiting for the device.
         """
-        limited = getattr(self.rule, "limited", True)
-        factor = (self.capacity_factor if limited else None) if self.training else self.eval_capacity_factor
+        factor = (self.capacity_factor if self.traits.limited else None) if self.training else self.eval_capacity_factor
         if factor is None:
             return None
         # In whole numbers: 1.1 * 10 is a little more than 11 in floats, and sizes may be symbols while tracing.
         above, below = Fraction(factor).limit_denominator(10**6).as_integer_ratio()
-        return getattr(self.rule, "top_k", 1) * max(-(-above * rows // (below * self.num_experts)), 1)
+        return self.traits.top_k * max(-(-above * rows // (below * self.num_experts)), 1)
 
-    def _choose(self, logits: Tensor, request: RouteRequest) -> Choice:
-        """Asks the rule, or the running prices in evaluation."""
+    def _choose(self, logits: Tensor, request: RouteRequest) -> Routing:
+        """Calls the rule, or takes the running prices in evaluation."""
         if self.training or self.average is None:
-            return self.rule(logits, request)
+            decided: Any = self.rule(logits, request)
+            check_routing(decided, isinstance(decided, Routing))
+            return decided
         prices = self.average.prices.clone()
-        rule: Any = self.rule
-        top_k, gated = getattr(rule, "top_k", 1), getattr(rule, "gated", True)
-        choice = choose_top(logits.detach() - prices, request, top_k=top_k, gated=gated, prices=prices)
-        factors = getattr(rule, "factors", None)
-        return choice if factors is None else replace(choice, scores=factors(request.log_p, choice.indices))
-
-    def _complete(self, logits: Tensor, request: RouteRequest, choice: Choice, shape: tuple[int, ...]) -> Routing:
-        """Adds what is the same for all rules."""
-        check_choice(choice.indices, choice.scores, logits.shape[0])
-        indices, scores, mask = choice.indices, choice.scores, request.mask
-        if mask is not None:
-            indices = torch.where(mask.unsqueeze(1), indices, self.num_experts)
-            scores = torch.where(mask.unsqueeze(1), scores, 0.0)
-        if choice.weight is not None:
-            weight = choice.weight.detach()
-        else:
-            weight = logits.new_ones(logits.shape[0]) if mask is None else mask.to(logits.dtype)
-        return Routing(
-            logits=logits,
-            log_p=request.log_p,
-            indices=indices,
-            scores=scores,
-            weight=weight,
-            kept=(indices < self.num_experts).any(1),
-            sample=choice.sample,
-            later_samples=choice.later_samples,
-            prices=choice.prices,
-            gap=choice.gap,
-            work=choice.work,
-            capacity=choice.capacity,
-            mask=mask,
-            shape=shape,
-            score_function=choice.score_function,
-            exactly_balanced=choice.exactly_balanced,
-            balance_losses=balance_losses(self.loss_weights, logits, request) if self.training else {},
-        )
+        top_k, gated, factors = self.traits.top_k, self.traits.gated, self.traits.factors
+        routing = choose_top(logits.detach() - prices, request, top_k=top_k, gated=gated, prices=prices)
+        return routing if factors is None else replace(routing, scores=factors(request.log_p, routing.indices))
 
     @torch.no_grad()
     def observe(self, routing: Routing) -> None:
@@ -246,9 +227,8 @@ class Router(WideBuffers):
         Args:
             routing: what this router decided in the step that is over.
         """
-        observe = getattr(self.rule, "observe", None)
-        if observe is not None:
-            observe(routing)
+        if self.traits.observe is not None:
+            self.traits.observe(routing)
         if self.average is not None:
             self.average.take(routing.logits.detach(), routing.mask)
         self.updates += 1

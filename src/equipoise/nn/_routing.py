@@ -5,7 +5,7 @@ Legend: T rows (tokens), E experts, K experts a row.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise._core import Record, compact_repr
 from equipoise.nn._stats import RoutingStats, routing_stats
-from equipoise.sampling import Sample, rounds_log_prob
+from equipoise.sampling import Sample
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -31,15 +31,14 @@ class Routing(Record):
             through it.
         weight: the weight of each row's loss, detached. The paper's strategies: p/q and what makes up for dropped
             rows, so 0 for those. Any other router: 1, for dropped rows too. 0 for masked rows.
-        kept: whether at least one expert processes the row.
-        sample: the draw, of strategies that sample, in training; else None. Of the first round where a row draws
-            several experts.
-        later_samples: the draws of further rounds, in order; `samples` has all of them.
+        sample: the draw, of strategies that sample, in training; else None. Where a row draws several experts, it has
+            the rounds.
         prices: what each expert costs in logit units, where the router solved for it or keeps an average of it; of
             the first round.
         gap: the optimality gap of the assignment, where one was solved; the sum over rounds.
         work: passes over the matrix that a solver took, where it counts them.
-        capacity: rows that an expert may take in this forward pass; None: no limit.
+        capacity: the promise that no expert has more rows than this; None promises nothing. Experts whose capacity is
+            known are computed in one batched product, and a promise that does not hold is an error.
         mask: rows that take an expert; None for all of them.
         shape: the leading dimensions of the input, x [*shape, dim]; their product is T.
         score_function: whether the router learns by the score function: a surrogate adds the gradient of
@@ -54,18 +53,16 @@ class Routing(Record):
     indices: Int[Tensor, "T K"]
     scores: Float[Tensor, "T K"]
     weight: Float[Tensor, "T"]
-    kept: Bool[Tensor, "T"]
-    sample: Sample | None
-    prices: Float[Tensor, "E"] | None
-    gap: Float[Tensor, ""] | None
-    work: Int[Tensor, ""] | None
-    capacity: int | None
     mask: Bool[Tensor, "T"] | None
     shape: tuple[int, ...]
-    score_function: bool
-    exactly_balanced: bool
-    balance_losses: Mapping[str, Tensor]
-    later_samples: tuple[Sample, ...] = ()
+    sample: Sample | None = None
+    prices: Float[Tensor, "E"] | None = None
+    gap: Float[Tensor, ""] | None = None
+    work: Int[Tensor, ""] | None = None
+    capacity: int | None = None
+    score_function: bool = False
+    exactly_balanced: bool = False
+    balance_losses: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Shows the sizes, and how the router learns."""
@@ -76,7 +73,12 @@ class Routing(Record):
     @property
     def samples(self) -> tuple[Sample, ...]:
         """The draw of every round; empty where nothing was drawn."""
-        return () if self.sample is None else (self.sample, *self.later_samples)
+        return () if self.sample is None else self.sample.rounds
+
+    @cached_property
+    def kept(self) -> Bool[Tensor, "T"]:
+        """Whether at least one expert processes the row."""
+        return (self.indices < self.num_experts).any(1)
 
     def log_prob(self) -> Float[Tensor, "T"]:
         """Computes log p of what each row drew, with gradient: of several experts, of all of them in their order.
@@ -84,7 +86,7 @@ class Routing(Record):
         Returns:
             One number a row; 0 for masked rows, and where nothing was drawn.
         """
-        return rounds_log_prob(self.log_p, self.samples) if self.samples else self.log_p.new_zeros(self.log_p.shape[0])
+        return self.log_p.new_zeros(self.log_p.shape[0]) if self.sample is None else self.sample.log_prob(self.log_p)
 
     @property
     def num_experts(self) -> int:

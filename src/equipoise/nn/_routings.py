@@ -6,10 +6,10 @@ from typing import overload
 
 import torch
 
-from equipoise._core import check_captured, check_first_use
 from equipoise.nn._capture import Emission, RoutingSource
 from equipoise.nn._monitor import watch
 from equipoise.nn._routing import Routing
+from equipoise.nn._surrogate_checks import check_captured, check_first_use
 
 
 class Routings(Sequence[Routing]):

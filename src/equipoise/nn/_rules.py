@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a routing rule is: from logits to a choice of experts. A router of your own is one function or module like it.
+"""What a routing rule is: from logits to experts for each row. A router of your own is one function or module.
 
 Legend: T rows (tokens), E experts, K experts a row.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from equipoise.estimators import read_traits
+from equipoise.nn._router_checks import check_choice
+from equipoise.nn._routing import Routing
 from equipoise.ops import count_groups, rank_within_groups
-from equipoise.sampling import Sample
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,6 +23,7 @@ class RouteRequest:
     """What a rule may take into account besides the logits.
 
     Attributes:
+        logits: the router's, with gradient; at least float32.
         log_p: log_softmax(logits), with gradient.
         capacity: rows that an expert may take; None: no limit.
         mask: rows that take an expert; None for all of them.
@@ -30,8 +34,10 @@ class RouteRequest:
         temperature: of the proposal, for rules that sample.
         eps: the mixture weight of the proposal, for rules that mix; None: the rule's own.
         generator: where randomness comes from; None is torch's global stream.
+        shape: the leading dimensions of the input, x [*shape, dim]; None: it had one.
     """
 
+    logits: Float[Tensor, "T E"]
     log_p: Float[Tensor, "T E"]
     capacity: int | None
     mask: Bool[Tensor, "T"] | None
@@ -41,6 +47,45 @@ class RouteRequest:
     temperature: float | int | Float[Tensor, ""]
     generator: torch.Generator | None
     eps: Float[Tensor, ""] | None = None
+    shape: tuple[int, ...] | None = None
+
+    def route(
+        self,
+        indices: Int[Tensor, "..."],
+        scores: Float[Tensor, "..."],
+        weight: Float[Tensor, "T"] | None = None,
+        **known: Any,
+    ) -> Routing:
+        """Makes the record of a rule's decision: masked rows lose their experts, and rows without one their factor.
+
+        Args:
+            indices: the experts of each row, int64 [T, K]; E stands for "no expert". A row's experts differ from each
+                other.
+            scores: the factor of each expert's output, [T, K].
+            weight: the weight of each row's loss; None: 1 for rows that are not masked.
+            known: what else the rule knows, of the fields of `Routing`: sample, prices, gap, work, capacity,
+                score_function, exactly_balanced.
+
+        Returns:
+            The record.
+        """
+        rows, mask = self.logits.shape[0], self.mask
+        check_choice(indices, scores, rows)
+        if mask is not None:
+            indices = torch.where(mask.unsqueeze(1), indices, self.num_experts)
+            scores = torch.where(mask.unsqueeze(1), scores, 0.0)
+        if weight is None:
+            weight = self.logits.new_ones(rows) if mask is None else mask.to(self.logits.dtype)
+        return Routing(
+            logits=self.logits,
+            log_p=self.log_p,
+            indices=indices,
+            scores=scores,
+            weight=weight.detach(),
+            mask=mask,
+            shape=(rows,) if self.shape is None else self.shape,
+            **known,
+        )
 
     @property
     def num_experts(self) -> int:
@@ -48,51 +93,14 @@ class RouteRequest:
         return self.log_p.shape[-1]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Choice:
-    """What a rule decides. Only the experts and their factors are required.
-
-    The router completes it: masked rows lose their experts, and rows without an expert their factor.
-
-    Attributes:
-        indices: the experts of each row, int64; E stands for "no expert". A row's experts differ from each other.
-        scores: the factor of each expert's output.
-        weight: the weight of each row's loss, detached; None: 1 for rows that are not masked.
-        sample: the draw, of a rule that learns by the score function; of the first round where there are several.
-        later_samples: the draws of further rounds, in order.
-        prices: what each expert costs in logit units, if that is known.
-        gap: the optimality gap of an assignment that was solved.
-        work: passes over the matrix that a solver took.
-        capacity: the promise that no expert has more rows than this; None promises nothing. Experts whose capacity is
-            known are computed in one batched product, so a promise that does not hold loses rows.
-        score_function: whether the router learns by the score function at what was drawn.
-        exactly_balanced: the promise that every expert has exactly T/E rows, with K = 1, no row dropped or masked.
-    """
-
-    indices: Int[Tensor, "T K"]
-    scores: Float[Tensor, "T K"]
-    weight: Float[Tensor, "T"] | None = None
-    sample: Sample | None = None
-    later_samples: tuple[Sample, ...] = ()
-    prices: Float[Tensor, "E"] | None = None
-    gap: Float[Tensor, ""] | None = None
-    work: Int[Tensor, ""] | None = None
-    capacity: int | None = None
-    score_function: bool = False
-    exactly_balanced: bool = False
-
-
 @runtime_checkable
 class RoutingRule(Protocol):
-    """Anything callable like this. A rule with state is an `nn.Module` with buffers and a method `observe(routing)`.
+    """Anything callable like this: a function, an object, or, where there is state, an `nn.Module` with buffers.
 
-    Attributes that a rule may have, with what holds without them: `limited`, whether the layer's capacity factor
-    concerns it in training (True); `top_k`, which multiplies the capacity (1); `mixes`, whether it takes
-    `RouteRequest.eps` (False); and for `evaluation="priced"`, `gated`, whether outputs are multiplied by p (True), and
-    `factors(log_p, indices)`, the factors of the experts' outputs (those of `choose_top`).
+    `RuleTraits` lists the attributes that a rule may have, with their defaults.
     """
 
-    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest, /) -> Choice:
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest, /) -> Routing:
         """Chooses experts.
 
         Args:
@@ -100,9 +108,50 @@ class RoutingRule(Protocol):
             request: everything else.
 
         Returns:
-            The choice.
+            The decision, from `request.route(indices, scores, ...)`.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleTraits:
+    """The attributes that a rule may have, with the values that hold for one without them.
+
+    Attributes:
+        top_k: K, which multiplies the capacity.
+        limited: whether the layer's capacity factor concerns it in training.
+        assigns_all: whether every row gets an expert. A rule that is limited too needs a capacity factor of at least 1.
+        mixes: whether it takes `RouteRequest.eps`.
+        gated: whether the router's probabilities multiply the experts' outputs, for `evaluation="priced"`.
+        factors: from log_p and indices to the factors of the experts' outputs, for `evaluation="priced"`; None: those
+            of `choose_top`.
+        observe: called with each `Routing` after its step, to update the rule's state; None: it has none.
+    """
+
+    top_k: int = 1
+    limited: bool = True
+    assigns_all: bool = False
+    mixes: bool = False
+    gated: bool = True
+    factors: Callable[[Tensor, Tensor], Tensor] | None = None
+    observe: Callable[..., object] | None = None
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the capacity must hold every row."""
+        return self.assigns_all and self.limited
+
+
+def rule_traits(rule: RoutingRule) -> RuleTraits:
+    """Reads the attributes of a rule, with the defaults for those that it does not have.
+
+    Args:
+        rule: any rule.
+
+    Returns:
+        The attributes.
+    """
+    return read_traits(RuleTraits, rule)
 
 
 def drop_overflow(

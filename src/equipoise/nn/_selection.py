@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equipoise._core import checked_choice
-from equipoise.nn._rules import Choice, RouteRequest, at_experts, drop_overflow
+from equipoise.nn._routing import Routing
+from equipoise.nn._rules import RouteRequest, at_experts, drop_overflow
 
 
 def choose_top(
@@ -20,7 +21,7 @@ def choose_top(
     gated: bool = True,
     prices: Float[Tensor, "E"] | None = None,
     work: Int[Tensor, ""] | None = None,
-) -> Choice:
+) -> Routing:
     r"""Sends each row to the experts where `selection` is largest, within the capacity if there is one.
 
     The factor of an expert's output is p_j, with gradient; of several experts, p_j over the sum of those chosen (the
@@ -36,7 +37,7 @@ def choose_top(
         work: to be passed on.
 
     Returns:
-        The choice. Ties go to the lowest index when K is 1.
+        The decision. Ties go to the lowest index when K is 1.
 
     Raises:
         ValueError: a row that is not masked has NaN or +inf, or nothing but -inf.
@@ -52,7 +53,7 @@ def choose(
     gated: bool,
     prices: Float[Tensor, "E"] | None = None,
     work: Int[Tensor, ""] | None = None,
-) -> Choice:
+) -> Routing:
     """Gives each row the experts it wants, as far as the capacity goes, with their factors as in `choose_top`.
 
     Args:
@@ -63,7 +64,7 @@ def choose(
         work: to be passed on.
 
     Returns:
-        The choice.
+        The decision.
     """
     indices = drop_overflow(wanted, request.num_experts, request.capacity, request.mask)
     chosen = indices < request.num_experts
@@ -72,7 +73,7 @@ def choose(
         scores = torch.where(chosen, log_p_z.exp() if wanted.shape[1] == 1 else log_p_z.softmax(-1), 0.0)
     else:
         scores = chosen.to(request.log_p.dtype)
-    return Choice(indices=indices, scores=scores, prices=prices, work=work, capacity=request.capacity)
+    return request.route(indices, scores, prices=prices, work=work, capacity=request.capacity)
 
 
 def _largest(selection: Tensor, request: RouteRequest, top_k: int) -> Tensor:

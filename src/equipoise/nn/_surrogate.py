@@ -11,27 +11,23 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from equipoise._core import (
+from equipoise._core import check_critic, check_floating, check_mask, check_one_of
+from equipoise.estimators import EMABaseline, expected_critic, score_function
+from equipoise.nn._capture import Emission
+from equipoise.nn._credit import CREDITS, counted_rows, credited, product_weight
+from equipoise.nn._graph import missing_outputs
+from equipoise.nn._layer_baselines import Baseline, LayerBaselines, Residual, pair_baselines, read_baselines
+from equipoise.nn._recompute import Pending, expect
+from equipoise.nn._routings import Routings
+from equipoise.nn._surrogate_checks import (
     check_captured,
-    check_critic,
     check_critic_graph,
     check_critic_use,
-    check_floating,
     check_graph,
-    check_mask,
-    check_one_of,
     check_routings,
     check_same_forward,
     check_token_shape,
 )
-from equipoise.estimators import EMABaseline
-from equipoise.nn._capture import Emission
-from equipoise.nn._credit import CREDITS, counted_rows, credited, critic_terms, product_weight
-from equipoise.nn._graph import missing_outputs
-from equipoise.nn._layer_baselines import Baseline, LayerBaselines, Residual, pair_baselines, read_baselines
-from equipoise.nn._recompute import Pending, expect
-from equipoise.nn._routing import Routing
-from equipoise.nn._routings import Routings
 
 # The first calls show whether a training loop is put together rightly; later ones are looked at now and then.
 _CHECKED_CALLS = 3
@@ -182,8 +178,11 @@ class Surrogate(nn.Module):
         left = losses.detach()
         if critic is not None:
             check_critic_graph(emissions[0].grad_enabled or not value.requires_grad)
-            c_z, added_back = critic_terms(emissions[0].routing, critic, counted)
-            left, value = left - c_z, value + added_back / n
+            layer = emissions[0].routing
+            c = critic.detach().reshape(layer.log_p.shape).to(layer.log_p.dtype)
+            (sample,) = layer.samples
+            left = left - sample.at_z(c)
+            value = value + expected_critic(layer.log_p, c, counted).sum() / n
         moves = self.training and torch.is_grad_enabled()
         baselines = read_baselines(pairs, left, active, token_losses.shape, moves)
 
@@ -233,7 +232,8 @@ def _with_routers(
         for balance_loss in layer.balance_losses.values():
             value = value + balance_loss
         if coefficient is not None and grad_enabled:
-            value = value + _score_function(layer, coefficient)
+            # A row without credit has no term: its log p may be -inf.
+            value = value + score_function(layer.log_prob(), coefficient, coefficient != 0).sum()
         owes = coefficient is not None or len(layer.balance_losses) > 0
         if not grad_enabled and differentiable and owes:
             check_graph(names[index], sources.count(sources[index]), compiled)
@@ -241,14 +241,3 @@ def _with_routers(
     return expect(
         value, pending, [source for source, emission in zip(sources, emissions, strict=True) if emission.compiled]
     )
-
-
-def _score_function(layer: Routing, coefficient: Float[Tensor, " T"]) -> Float[Tensor, ""]:
-    """Computes sum_i coefficient_i (log p(z_i) - the same, detached): 0, with the gradient of the first part.
-
-    Of several experts, log p is that of all of them, in the order in which they were drawn.
-    """
-    log_p_z = layer.log_prob()
-    # A row without credit has no term: its log p may be -inf.
-    log_p_z = torch.where(coefficient != 0, log_p_z, 0.0)
-    return (coefficient * (log_p_z - log_p_z.detach())).sum()

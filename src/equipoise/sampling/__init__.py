@@ -6,8 +6,6 @@ from equipoise.sampling._gumbel_matching import Marginals as Marginals
 from equipoise.sampling._gumbel_matching import sample_gumbel_matching as sample_gumbel_matching
 from equipoise.sampling._independent import sample_independent as sample_independent
 from equipoise.sampling._rounds import DrawsWeighted as DrawsWeighted
-from equipoise.sampling._rounds import Rounds as Rounds
-from equipoise.sampling._rounds import rounds_log_prob as rounds_log_prob
 from equipoise.sampling._rounds import sample_rounds as sample_rounds
 from equipoise.sampling._sample import Sample as Sample
 from equipoise.sampling._skip import sample_skip as sample_skip
@@ -15,9 +13,7 @@ from equipoise.sampling._skip import sample_skip as sample_skip
 __all__ = [
     "DrawsWeighted",
     "Marginals",
-    "Rounds",
     "Sample",
-    "rounds_log_prob",
     "sample_averaged",
     "sample_gumbel_matching",
     "sample_independent",

@@ -8,17 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import (
-    check_capacity,
-    check_draws_of,
-    check_floating,
-    check_matrix,
-    check_same_device,
-    check_shape,
-)
+from equipoise._core import check_capacity, check_floating, check_matrix, check_same_device, check_shape
 from equipoise.assignment import assign
+from equipoise.sampling._checks import check_solves_of
 from equipoise.sampling._gumbel_matching import price_of_room
-from equipoise.sampling._proposal import keep_all, mix_flat, propose_for_draws
+from equipoise.sampling._proposal import keep_all, mix_flat, propose_for_solves
 from equipoise.sampling._sample import Sample
 
 
@@ -58,7 +52,7 @@ def sample_averaged(
         sinkhorn_first: match sinkhorn(a / tau) in place of a / tau.
         eps: the mixture weight of the flat component of `sample_gumbel_matching`, in [0, 1); 0 where the temperature
             is 0.
-        coin: uniform numbers, one a row and draw: rows below eps draw from the flat component. Needed where eps > 0.
+        coin: uniform numbers, one a row and solve: rows below eps draw from the flat component. Needed where eps > 0.
 
     Returns:
         The sample; every row is kept. Prices and gap are those of the assignment that is used.
@@ -74,14 +68,14 @@ def sample_averaged(
     """
     check_matrix("logits", logits)
     *batch, n, k = logits.shape
-    m = check_draws_of(gumbel, [*logits.shape])
+    m = check_solves_of(gumbel, [*logits.shape])
     check_shape("pick", pick, batch, "one number for each problem")
     check_floating("pick", pick)
     check_same_device("pick", pick, "logits", logits)
-    proposal = propose_for_draws(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
+    proposal = propose_for_solves(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
     slots = check_capacity(capacity, batch, n, k, mask, logits.device)
     proposal = mix_flat(proposal, eps, coin, [*batch, m, n], slots)
-    each = proposal.over_draws()
+    each = proposal.over_solves()
     scores = each.scores(gumbel)
     slots_of_each = slots.unsqueeze(-2).expand(*batch, m, k)
     a = assign(scores, slots_of_each, mask=None if mask is None else mask.unsqueeze(-2).expand(*batch, m, n))
@@ -94,4 +88,4 @@ def sample_averaged(
     gap = a.gap.take_along_dim(used[..., None], -1).squeeze(-1)
     log_q = proposal.log_q(log_q, z)
     kept, keep_weight = keep_all(mask, z, log_q.dtype)
-    return Sample(z, log_q, kept, keep_weight, mask, slots, proposal.deterministic, True, prices=prices, gap=gap)
+    return Sample(z, log_q, kept, keep_weight, mask, slots, proposal.deterministic, prices=prices, gap=gap)

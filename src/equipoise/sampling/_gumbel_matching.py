@@ -107,9 +107,7 @@ def sample_gumbel_matching(
         log_q = proposal.log_mixture(proposal.flat.prices.mT)
     log_q = proposal.log_q(log_q, a.z)
     kept, keep_weight = keep_all(mask, a.z, log_q.dtype)
-    return Sample(
-        a.z, log_q, kept, keep_weight, mask, a.capacity, proposal.deterministic, True, prices=a.prices, gap=a.gap
-    )
+    return Sample(a.z, log_q, kept, keep_weight, mask, a.capacity, proposal.deterministic, prices=a.prices, gap=a.gap)
 
 
 def price_of_room(scores: Tensor, a: Assignment, dtype: torch.dtype) -> Tensor:

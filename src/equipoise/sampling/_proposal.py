@@ -11,8 +11,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equipoise._core import (
-    check_broadcasts,
-    check_coin,
     check_eps,
     check_floating,
     check_mask,
@@ -27,6 +25,7 @@ from equipoise._core import (
 )
 from equipoise.balancing import sinkhorn
 from equipoise.ops import largest, log_softmax
+from equipoise.sampling._checks import check_broadcasts, check_coin
 
 # The relative column error of the prices that a flat row sees.
 _PRICE_TOLERANCE = 1e-3
@@ -67,7 +66,7 @@ class Proposal:
     mask: Bool[Tensor, "*batch n"] | None
     flat: Flat | None = None
 
-    def scores(self, gumbel: Float[Tensor, "*draws n k"]) -> Float[Tensor, "*draws n k"]:
+    def scores(self, gumbel: Float[Tensor, "*solves n k"]) -> Float[Tensor, "*solves n k"]:
         """Perturbs the logits: s = a / tau + g, with the flat logits for a where the coin says so; s = a if tau = 0."""
         if self.deterministic is True:
             return self.logits.expand(gumbel.shape)
@@ -76,13 +75,13 @@ class Proposal:
             logits = torch.where(self.flat.drawn.unsqueeze(-1), self.flat.logits, logits)
         return logits + self.noise(gumbel)
 
-    def noise(self, gumbel: Float[Tensor, "*draws n k"]) -> Float[Tensor, "*draws n k"]:
+    def noise(self, gumbel: Float[Tensor, "*solves n k"]) -> Float[Tensor, "*solves n k"]:
         """Returns the noise as it was added: 0 where tau = 0."""
         if isinstance(self.deterministic, bool):
             return torch.zeros_like(gumbel) if self.deterministic else gumbel
         return gumbel * ~self.deterministic[..., None, None]
 
-    def log_mixture(self, cost: Float[Tensor, "..."] | None = None) -> Float[Tensor, "*draws n k"]:
+    def log_mixture(self, cost: Float[Tensor, "..."] | None = None) -> Float[Tensor, "*solves n k"]:
         """Computes (1 - eps) softmax_j(a_ij / tau - cost_ij) + eps softmax_j(flat_ij - cost_ij), as a logarithm.
 
         The one formula behind every sampler: it draws the expert where a / tau + g - cost, or flat + g - cost, is
@@ -97,8 +96,8 @@ class Proposal:
         eps = self.flat.eps[..., None, None]
         return torch.logaddexp(main + (-eps).log1p(), flat + eps.log())
 
-    def over_draws(self) -> "Proposal":
-        """Puts a dimension of size 1 in front of the rows, over which m draws broadcast."""
+    def over_solves(self) -> "Proposal":
+        """Puts a dimension of size 1 in front of the rows, over which m solves broadcast."""
         cold = self.deterministic
         flat = self.flat
         if flat is not None:
@@ -135,10 +134,10 @@ def propose(
     """
     check_matrix("logits", logits)
     check_shape("gumbel", gumbel, logits.shape, "one number for each entry of logits")
-    return propose_for_draws(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
+    return propose_for_solves(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
 
 
-def propose_for_draws(
+def propose_for_solves(
     logits: Tensor, gumbel: Tensor, temperature: float | int | Tensor, mask: Tensor | None, *, sinkhorn_first: bool
 ) -> Proposal:
     """Does the same for noise whose shape was checked, with dimensions that the logits need not have."""

@@ -5,16 +5,17 @@ Legend: n rows (datapoints), k columns (experts), K rounds, ... batch dimensions
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import Record, check_capacity, check_mask, check_matrix, check_rounds, compact_repr
-from equipoise.ops import count_groups, log_softmax
-from equipoise.sampling._sample import Sample
+from equipoise._core import check_capacity, check_mask, check_matrix
+from equipoise.ops import count_groups
+from equipoise.sampling._checks import check_rounds
+from equipoise.sampling._sample import Sample, among_the_rest
 
 
 @runtime_checkable
@@ -27,39 +28,6 @@ class DrawsWeighted(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Rounds(Record):
-    """K different experts for each of n rows, in the order in which they were drawn. Nothing in it carries a gradient.
-
-    Attributes:
-        samples: the draw of each round. `log_q` is that round's, given the rounds before; -inf at a row's earlier
-            choices.
-        weight: the product over rounds of each round's weight; 0 for a row that any round dropped.
-    """
-
-    samples: tuple[Sample, ...]
-    weight: Float[Tensor, "*batch n"]
-
-    def __repr__(self) -> str:
-        """Shows the sizes."""
-        *batch, n, k = self.samples[0].log_q.shape
-        return compact_repr(self, batch=batch or None, n=n, k=k, K=len(self.samples))
-
-    @property
-    def z(self) -> Int[Tensor, "*batch n K"]:
-        """The experts that each row drew; k for a masked row."""
-        return torch.stack([s.z for s in self.samples], -1)
-
-    @property
-    def kept(self) -> Bool[Tensor, "*batch n K"]:
-        """Which of its experts process the row."""
-        return torch.stack([s.kept for s in self.samples], -1)
-
-    def log_prob(self, log_p: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n"]:
-        """Computes the router's log-probability of each row's choices, with gradient; see `rounds_log_prob`."""
-        return rounds_log_prob(log_p, self.samples)
-
-
 @torch.no_grad()
 def sample_rounds(
     log_p: Float[Tensor, "*batch n k"],
@@ -70,7 +38,7 @@ def sample_rounds(
     mask: Bool[Tensor, "*batch n"] | None = None,
     sinkhorn_first: bool = False,
     **how: Any,
-) -> Rounds:
+) -> tuple[Sample, Float[Tensor, "*batch n"]]:
     r"""Draws K experts a row without replacement, by K rounds of any strategy.
 
     .. math::
@@ -108,14 +76,15 @@ def sample_rounds(
         how: the rest of what `strategy.draw` takes: temperature, importance, ...
 
     Returns:
-        The draws of all rounds, and the weights.
+        What `strategy.draw` returns: the sample of the first round, with the others in `later`, and the weights, the
+        product over rounds of each round's; 0 for a row that any round dropped.
 
     Example:
         >>> import equipoise as eq
         >>> strategy = eq.STRATEGIES["gm-iw"]
         >>> log_p = torch.log_softmax(torch.randn(6, 3), -1)
-        >>> rounds = sample_rounds(log_p, strategy, [strategy.draw_noise([6, 3]) for _ in range(2)])
-        >>> rounds.z.shape, rounds.z.flatten().bincount().tolist()
+        >>> s, weight = sample_rounds(log_p, strategy, [strategy.draw_noise([6, 3]) for _ in range(2)])
+        >>> s.z_rounds.shape, s.z_rounds.flatten().bincount().tolist()
         (torch.Size([6, 2]), [4, 4, 4])
 
     References:
@@ -130,56 +99,17 @@ def sample_rounds(
     log_p = log_p.detach()
     s, weight = strategy.draw(log_p, noises[0], capacity=capacity, mask=mask, sinkhorn_first=sinkhorn_first, **how)
     if len(noises) == 1:
-        return Rounds((s,), weight)
+        return s, weight
     samples, taken = [s], None
     slots = room = check_capacity(capacity, batch, n, k, mask, log_p.device)
     for noise in noises[1:]:
         # A strategy that knows no capacity may have used more than there is, and will not look at what is left.
         room = (room - _load(s)).clamp_min(0) + slots
-        taken = _with_choice(taken, s)
-        s, w = strategy.draw(_among_the_rest(log_p, taken), noise, capacity=room, mask=mask, **how)
+        taken = s.taken(taken)
+        s, w = strategy.draw(among_the_rest(log_p, taken), noise, capacity=room, mask=mask, **how)
         samples.append(s)
         weight = weight * w
-    return Rounds(tuple(samples), weight)
-
-
-def rounds_log_prob(log_p: Float[Tensor, "*batch n k"], samples: Sequence[Sample]) -> Float[Tensor, "*batch n"]:
-    r"""Computes the log-probability that the router gives to each row's choices, in the order of the rounds.
-
-    .. math::
-        \sum_r \log p^r(z_i^r) = \sum_r \Big( \log p_{i z_i^r} - \log \sum_{j \notin \{z_i^s : s < r\}} p_{ij} \Big).
-
-    Args:
-        log_p: the router's log-probabilities, with gradient.
-        samples: the draw of each round; one is an ordinary sample.
-
-    Returns:
-        With gradient; 0 for masked rows. Rows that a round dropped have the log-probability of all they drew.
-
-    Example:
-        >>> import equipoise as eq
-        >>> strategy = eq.STRATEGIES["sample"]
-        >>> log_p = torch.tensor([[0.5, 0.3, 0.2]]).log()
-        >>> rounds = sample_rounds(log_p, strategy, [eq.Noise(torch.zeros(1, 3))] * 2)
-        >>> rounds.z, rounds_log_prob(log_p, rounds.samples).exp()  # 0.5 * 0.3 / (0.3 + 0.2)
-        (tensor([[0, 1]]), tensor([0.3000]))
-    """
-    total, taken = samples[0].at_z(log_p), None
-    for before, s in zip(samples, samples[1:], strict=False):
-        taken = _with_choice(taken, before)
-        total = total + s.at_z(_among_the_rest(log_p, taken))
-    return total
-
-
-def _with_choice(taken: Tensor | None, s: Sample) -> Tensor:
-    """Adds a round's experts to those that a row has had; a masked row has none, since its z is no column."""
-    chosen = torch.arange(s.log_q.shape[-1], device=s.z.device) == s.z.unsqueeze(-1)
-    return chosen if taken is None else taken | chosen
-
-
-def _among_the_rest(log_p: Tensor, taken: Tensor) -> Tensor:
-    """Renormalises over the experts that a row has not had; in logarithms, where no p is lost next to one near 1."""
-    return log_softmax(log_p.masked_fill(taken, -torch.inf))
+    return replace(samples[0], later=tuple(samples[1:])), weight
 
 
 def _load(s: Sample) -> Tensor:

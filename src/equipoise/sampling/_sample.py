@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equipoise._core import Record, compact_repr
-from equipoise.ops import count_groups
+from equipoise.ops import count_groups, log_softmax
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -25,9 +25,12 @@ class Sample(Record):
         mask: rows that take an expert; None for all of them.
         capacity: rows that each expert could take; None where there was no limit.
         deterministic: whether the temperature was 0, so that q is 1 at z: for all problems (bool) or for each.
-        balanced: whether z was chosen under the capacity, so that its counts say little about the router.
+        assigns_all: whether every row that is not masked gets an expert; False where rows may be dropped.
         prices: of the assignment that was solved, in units of its scores, logits / temperature; None where none was.
         gap: the optimality gap of that assignment, float64; None where none was solved.
+        later: of K experts a row, drawn in K rounds without replacement: the samples of the second round and those
+            after it. What is above is the first round's. `log_q` of a later one is given the rounds before, and -inf at
+            a row's earlier experts.
     """
 
     z: Int[Tensor, "*batch n"]
@@ -37,15 +40,50 @@ class Sample(Record):
     mask: Bool[Tensor, "*batch n"] | None = None
     capacity: Int[Tensor, "*batch k"] | None = None
     deterministic: bool | Bool[Tensor, "..."] = False
-    balanced: bool = False
+    assigns_all: bool = True
     prices: Float[Tensor, "*batch k"] | None = None
     gap: Float[Tensor, "*batch"] | None = None
+    later: tuple["Sample", ...] = ()
 
     def __repr__(self) -> str:
         """Shows the sizes, and how it was drawn."""
         *batch, n, k = self.log_q.shape
-        drawn = {"balanced": self.balanced, "deterministic": self.deterministic, "gap": self.gap}
+        drawn = {
+            "K": len(self.rounds) if self.later else None,
+            "respects_capacity": self.respects_capacity,
+            "assigns_all": self.assigns_all,
+            "deterministic": self.deterministic,
+            "gap": self.gap,
+        }
         return compact_repr(self, batch=batch or None, n=n, k=k, **drawn)
+
+    @property
+    def respects_capacity(self) -> bool:
+        """Whether no expert processes more rows than its capacity. Where `assigns_all` too, the capacity sets z."""
+        return self.capacity is not None
+
+    @property
+    def rounds(self) -> "tuple[Sample, ...]":
+        """The sample of every round, this one first."""
+        return (self, *self.later)
+
+    @property
+    def z_rounds(self) -> Int[Tensor, "*batch n K"]:
+        """The experts that each row drew, in the order of the rounds; k for a masked row."""
+        return torch.stack([s.z for s in self.rounds], -1)
+
+    @property
+    def kept_rounds(self) -> Bool[Tensor, "*batch n K"]:
+        """Which of its experts process the row, in the order of the rounds."""
+        return torch.stack([s.kept for s in self.rounds], -1)
+
+    @property
+    def total_gap(self) -> Float[Tensor, "*batch"] | None:
+        """The optimality gaps of all rounds added up; None where nothing was solved."""
+        total = self.gap
+        for s in self.later:
+            total = None if total is None or s.gap is None else total + s.gap
+        return total
 
     @property
     def counts(self) -> Int[Tensor, "*batch k"]:
@@ -65,3 +103,41 @@ class Sample(Record):
         # A masked row has no expert k to gather at: read any column, then put 0.
         x_z = x.gather(-1, self.z.clamp_max(x.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
         return torch.where(self.mask, x_z, 0.0)
+
+    def log_prob(self, log_p: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n"]:
+        r"""Computes the log-probability that the router gives to each row's experts, in the order of the rounds.
+
+        .. math::
+            \sum_r \log p^r(z_i^r) =
+            \sum_r \Big( \log p_{i z_i^r} - \log \sum_{j \notin \{z_i^s : s < r\}} p_{ij} \Big).
+
+        Args:
+            log_p: the router's log-probabilities, with gradient.
+
+        Returns:
+            With gradient; 0 for masked rows. Rows that a round dropped have the log-probability of all they drew.
+
+        Example:
+            >>> import equipoise as eq
+            >>> log_p = torch.tensor([[0.5, 0.3, 0.2]]).log()
+            >>> s, _ = eq.sample_rounds(log_p, eq.STRATEGIES["sample"], [eq.Noise(torch.zeros(1, 3))] * 2)
+            >>> s.z_rounds, s.log_prob(log_p).exp()  # 0.5 * 0.3 / (0.3 + 0.2)
+            (tensor([[0, 1]]), tensor([0.3000]))
+        """
+        total, taken = self.at_z(log_p), None
+        for before, s in zip(self.rounds, self.later, strict=False):
+            taken = before.taken(taken)
+            total = total + s.at_z(among_the_rest(log_p, taken))
+        return total
+
+    def taken(self, before: Bool[Tensor, "*batch n k"] | None) -> Bool[Tensor, "*batch n k"]:
+        """Adds this round's experts to those that a row has had; a masked row has none, since its z is no column."""
+        chosen = torch.arange(self.log_q.shape[-1], device=self.z.device) == self.z.unsqueeze(-1)
+        return chosen if before is None else before | chosen
+
+
+def among_the_rest(
+    log_p: Float[Tensor, "*batch n k"], taken: Bool[Tensor, "*batch n k"]
+) -> Float[Tensor, "*batch n k"]:
+    """Renormalises over the experts that a row has not had; in logarithms, where no p is lost next to one near 1."""
+    return log_softmax(log_p.masked_fill(taken, -torch.inf))

@@ -76,7 +76,7 @@ def sample_skip(
     proposal = mix_flat(proposal, eps, coin, [*batch, n])
     z, log_q = draw_each_row(proposal, gumbel)
     kept, keep_weight = _subsample(z, priority, slots, log_q.dtype, masked=mask is not None)
-    return Sample(z, log_q, kept, keep_weight, mask, slots, proposal.deterministic)
+    return Sample(z, log_q, kept, keep_weight, mask, slots, proposal.deterministic, assigns_all=False)
 
 
 def _subsample(

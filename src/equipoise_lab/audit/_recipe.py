@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise._core import check_at_least, check_one_of
 from equipoise.audit import BASELINES as NAMED
 from equipoise.audit import AuditResult, Conditions, NoBaseline, audit, check_strategy, draw_problem
-from equipoise.estimators import STRATEGIES, Combination, Strategy, get_strategy
+from equipoise.estimators import STRATEGIES, Strategy, WeightedSampler, get_strategy
 from equipoise.nn import ResidualBaseline
 from equipoise.sampling import Sample
 
@@ -87,10 +87,10 @@ def prepare(run: Audit) -> dict[str, Strategy]:
 
 
 def _with_options(strategy: Strategy, run: Audit) -> Strategy:
-    if not isinstance(strategy, Combination):
+    if not isinstance(strategy, WeightedSampler):
         return strategy
     return strategy.with_options(
-        eps=run.eps if strategy.mixes else None, draws=run.solves if strategy.averages else None
+        eps=run.eps if strategy.mixes else None, solves=run.solves if strategy.averages else None
     )
 
 

@@ -75,7 +75,7 @@ def _strategy_figures(audit: Audit, outcome: AuditResult) -> dict[str, Any]:
         "name": outcome.strategy.name,
         "baseline": outcome.baseline,
         "draws": outcome.draws,
-        "estimates": evidence.draws,
+        "estimates": evidence.estimates,
         "label": outcome.strategy.label,
         "claimed_unbiased": outcome.claimed,
         **asdict(judgement),
@@ -136,7 +136,7 @@ def verdict_text(outcome: AuditResult) -> str:
     judgement = outcome.judgement
     text = judgement.verdict
     if text == "undecided":
-        more = judgement.more_draws
+        more = judgement.more_estimates
         text += (
             ": no trace of bias" if more is None else f": needs {_round_up(more * _per_estimate(outcome))} more draws"
         )
@@ -144,14 +144,14 @@ def verdict_text(outcome: AuditResult) -> str:
 
 
 def _per_estimate(outcome: AuditResult) -> int:
-    return outcome.draws // outcome.evidence.draws
+    return outcome.draws // outcome.evidence.estimates
 
 
 def _row(outcome: AuditResult) -> list[Text]:
     judgement, found = outcome.judgement, outcome.findings
     router, experts = found["router"], found["experts"]
     possible = "-" if outcome.possible_weight is None else f"{outcome.possible_weight:.3g}"
-    more = _round_up(judgement.more_draws * _per_estimate(outcome)) if judgement.more_draws else "-"
+    more = _round_up(judgement.more_estimates * _per_estimate(outcome)) if judgement.more_estimates else "-"
     cells = [more, f"{judgement.z:.1f} ({judgement.z_limit:.1f})", f"{router.bias:.4f}", f"{experts.bias:.4f}"]
     cells += [f"{judgement.detectable:.2g}", f"{router.deviation:.2f}", f"{experts.deviation:.2f}"]
     cells += [f"{outcome.effective:.2f}", f"{outcome.largest_weight:.3g}", possible]

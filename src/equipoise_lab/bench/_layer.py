@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise._core import check_at_least, check_seed
-from equipoise.nn import ROUTERS, MoE, Surrogate, capture
+from equipoise.nn import ROUTERS, MoE, Surrogate, capture, make_router
 from equipoise_lab._timing import num_threads, times_of_each
 from equipoise_lab.bench._benchmark import Measurement, Records, Step
 from equipoise_lab.bench._layer_models import LayerSize, Model, build_dense, build_moe, build_peer, peer_missing
@@ -213,7 +213,7 @@ def _difference(ours: MoE, block: Model, x: Float[Tensor, "T dim"]) -> float:
 
 
 def _factor(name: str) -> float:
-    return CONTENDERS.get(name, 1.0 if ROUTERS[name].holds_all else _DENSE_CAPACITY)
+    return CONTENDERS.get(name, 1.0 if make_router(name, 1, 1).traits.holds_all else _DENSE_CAPACITY)
 
 
 def _batched_bytes(bench: LayerBench, k: int) -> int:

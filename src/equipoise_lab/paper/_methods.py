@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from equipoise.estimators import PAPER_STRATEGIES, STRATEGIES, Combination
+from equipoise.estimators import PAPER_STRATEGIES, STRATEGIES, WeightedSampler
 
 # Beyond the paper, an expert may have this times n/k rows, rounded down.
 SLACK = 1.25
@@ -25,7 +25,7 @@ class Method:
 
     name: str
     label: str
-    strategy: Combination
+    strategy: WeightedSampler
     capacity_factor: float = 1.0
     critic: bool = False
 
@@ -40,7 +40,7 @@ def _paper() -> list[Method]:
 
 def _beyond() -> list[Method]:
     sample, matching, mix = STRATEGIES["sample"], STRATEGIES["gm-iw"], STRATEGIES["gm-iw-mix"]
-    averaged, skip = STRATEGIES["gm-iw-avg-mix"].with_options(draws=4), STRATEGIES["skip-iw-mix"]
+    averaged, skip = STRATEGIES["gm-iw-avg-mix"].with_options(solves=4), STRATEGIES["skip-iw-mix"]
     return [
         Method(name="sample-critic", label="Sample, critic", strategy=sample, critic=True),
         Method(name="skip-iw-mix", label="Skip IW mix", strategy=skip),

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from equipoise.balancing import sinkhorn
 from equipoise.estimators import (
-    Combination,
     EMABaseline,
     Noise,
     RegressionCritic,
+    WeightedSampler,
     gate,
     gated_loss,
     load_balance_loss,
@@ -138,11 +138,11 @@ def _block(run: Run) -> int:
     return 2 if run.balance_weight > 0 else 3
 
 
-def _noise(seeds: Sequence[int], recipe: Paper, strategy: Combination) -> Iterator[Noise]:
+def _noise(seeds: Sequence[int], recipe: Paper, strategy: WeightedSampler) -> Iterator[Noise]:
     """Yields the noise of every step, [s, ...], one stream a seed; the paper's methods all have the same."""
     generators = [torch.Generator().manual_seed(_NOISE + seed) for seed in seeds]
     further = [torch.Generator().manual_seed(_FURTHER + seed) for seed in seeds]
-    n, m = recipe.num_points, strategy.draws
+    n, m = recipe.num_points, strategy.solves
     each = [m, n] if strategy.averages else [n]
     for start in range(0, recipe.steps, _CHUNK):
         # Rows last in memory, as in `router`.
@@ -238,7 +238,7 @@ class _Batch:
         loss = torch.cat(parts)
         if (b := self.balanced).stop > b.start:
             counted = self.recipe.balance_load == "sampled"
-            if not (counted and s.balanced):  # else it is a constant
+            if not (counted and s.respects_capacity and s.assigns_all):  # else it is a constant
                 assigned = _take(s, b) if counted else None
                 penalty = load_balance_loss(log_p[b], assigned=assigned) * self.balance_weight[b]
                 loss = loss + torch.nn.functional.pad(penalty, (b.start, len(loss) - b.stop))
@@ -276,7 +276,7 @@ def _take(s: Sample, rows: slice) -> Sample:
         mask=None,
         capacity=None if s.capacity is None else s.capacity[rows],
         deterministic=s.deterministic,
-        balanced=s.balanced,
+        assigns_all=s.assigns_all,
     )
 
 

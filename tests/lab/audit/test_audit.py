@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equipoise.audit import AuditResult
-from equipoise.estimators import PAPER_STRATEGIES, STRATEGIES, Combination
+from equipoise.estimators import PAPER_STRATEGIES, STRATEGIES, WeightedSampler
 from equipoise_lab.audit import (
     BASELINES,
     Audit,
@@ -59,8 +59,8 @@ def test_slack_and_options_reach_the_strategies() -> None:
     slack = replace(audit, capacity_factor=1.5)
     assert all(outcomes(slack)[name].effective > found.effective + 0.03 for name, found in outcomes(audit).items())
     strategy = prepare(replace(audit, eps=0.05, solves=3))["gm-iw-avg-mix"]
-    assert isinstance(strategy, Combination)
-    assert (strategy.eps, strategy.draws) == (0.05, 3)
+    assert isinstance(strategy, WeightedSampler)
+    assert (strategy.eps, strategy.solves) == (0.05, 3)
 
 
 def test_figures_of_a_strategy_do_not_depend_on_its_company() -> None:
@@ -88,7 +88,7 @@ def test_files_hold_everything(tmp_path: Path) -> None:
             assert torch.tensor(entry[group]["half_width"]).gt(0).all()
             low, high = entry[group]["bias_interval"]
             assert 0 <= low <= high
-        assert {"verdict", "z", "z_limit", "more_draws", "effective_sample_size", "largest_weight"} <= set(entry)
+        assert {"verdict", "z", "z_limit", "more_estimates", "effective_sample_size", "largest_weight"} <= set(entry)
     paths = save_figure(audit, found, tmp_path)
     assert [path.name for path in paths] == ["audit.svg", "audit.png"]
     assert all(path.stat().st_size > 0 for path in paths)

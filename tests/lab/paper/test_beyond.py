@@ -43,7 +43,7 @@ def test_seeds_are_not_those_of_the_experiment(recipe: Paper) -> None:
 def test_what_the_goals_are_about_is_balanced_and_unbiased() -> None:
     for name in (TIGHT, SLACKENED):
         strategy = METHOD_TABLE[name].strategy
-        assert strategy.balanced
+        assert strategy.respects_capacity
         assert strategy.unbiased
     assert METHOD_TABLE[TIGHT].capacity(100) is None  # n/k
     assert METHOD_TABLE[SLACKENED].capacity(100) == 62

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise.estimators import STRATEGIES, Combination
+from equipoise.estimators import STRATEGIES, WeightedSampler
 from equipoise_lab.paper._recipe import Paper, Run, quick_recipe
 from equipoise_lab.paper._studies._mixture import mixture_sides
 from equipoise_lab.paper._studies._spread import Spread, measure_spread, tile
@@ -179,7 +179,7 @@ def _means(spreads: Sequence[Spread]) -> dict[str, list[float | None]]:
     return {name: _finite(value) for name, value in named.items()}
 
 
-def _row_variances(strategy: Combination, spreads: Sequence[Spread]) -> dict[str, list[float | None]]:
+def _row_variances(strategy: WeightedSampler, spreads: Sequence[Spread]) -> dict[str, list[float | None]]:
     """Gives the variances by row, where they mean something."""
     if strategy.skips or not strategy.unbiased:
         return {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A strategy made of a sampler and a correction: what a row of the table is.
 
-Legend: n rows (datapoints), k columns (experts), m draws, ... batch dimensions.
+Legend: n rows (datapoints), k columns (experts), m solves, ... batch dimensions.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,21 +12,22 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_draws, check_eps, check_option, checked_log_p, compact_repr
+from equipoise._core import check_eps, check_solves, compact_repr
+from equipoise.estimators._checks import check_option
+from equipoise.estimators._log_p_checks import checked_log_p
 from equipoise.estimators._protocol import Noise, draw_noise
 from equipoise.estimators._weights import per_expert, probability_ratio
 from equipoise.sampling import Sample
 
-# Who uses an option, for the message of who does not.
-_MIXING = "skip-iw-mix, gm-iw-mix, gm-iw-avg-mix"
-_AVERAGING = "gm-iw-avg, gm-iw-avg-mix"
+# Who uses eps, for the message to one that does not.
+_MIXING = "a strategy that mixes, such as gm-iw-mix"
 
 Sampler = Callable[..., Sample]
 """Called as `sampler(log_p, noise, temperature=, capacity=, mask=, sinkhorn_first=)`, and `eps=` where it mixes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Combination:
+class WeightedSampler:
     """A strategy made of a sampler and a correction for the rows that were dropped. Meets `Strategy`.
 
     Attributes:
@@ -35,12 +36,13 @@ class Combination:
         sampler: from log_p and noise to a sample; see `Sampler`.
         correction: the part of the weight that makes up for dropped rows.
         skips: whether rows are dropped by priority, so that the noise needs one.
-        balanced: whether no expert ever processes more rows than its capacity.
+        respects_capacity: whether no expert ever processes more rows than its capacity.
+        assigns_all: whether every row gets an expert that processes it.
         unbiased: whether the estimate with importance weights is.
         mixes: whether a flat proposal is mixed in, so that the noise needs a coin for each row.
         eps: its weight, where it is.
-        averages: whether conditionals are averaged over draws, so that the noise has them, and a pick.
-        draws: how many, where they are.
+        averages: whether conditionals are averaged over solves, so that the noise has one matrix for each, and a pick.
+        solves: how many, where they are.
         paper: whether it is one of the paper's.
         doc: what it approximates, with what, what it requires, when it is unbiased.
     """
@@ -50,41 +52,43 @@ class Combination:
     sampler: Sampler
     correction: Callable[[Sample], Tensor] = per_expert
     skips: bool = False
-    balanced: bool
+    respects_capacity: bool
+    assigns_all: bool = False
     unbiased: bool
     mixes: bool = False
     eps: float = 0.0
     averages: bool = False
-    draws: int = 1
+    solves: int = 1
     paper: bool = False
     doc: str
 
     def __repr__(self) -> str:
         """Shows the name, what is claimed, and the options that it has."""
-        options = {"eps": self.eps if self.mixes else None, "draws": self.draws if self.averages else None}
-        return compact_repr(self, name=self.name, balanced=self.balanced, unbiased=self.unbiased, **options)
+        claims = {"respects_capacity": self.respects_capacity, "assigns_all": self.assigns_all}
+        options = {"eps": self.eps if self.mixes else None, "solves": self.solves if self.averages else None}
+        return compact_repr(self, name=self.name, **claims, unbiased=self.unbiased, **options)
 
-    def with_options(self, *, eps: float | None = None, draws: int | None = None) -> "Combination":
-        """Makes the same strategy with another mixture weight, or another number of draws.
+    def with_options(self, *, eps: float | None = None, solves: int | None = None) -> "WeightedSampler":
+        """Makes the same strategy with another mixture weight, or another number of solves.
 
         Args:
             eps: in [0, 1), for a strategy that mixes; None leaves it.
-            draws: at least 1, for a strategy that averages; None leaves it.
+            solves: at least 1, for a strategy that averages; None leaves it.
 
         Returns:
             The strategy, of the same name.
 
         Example:
             >>> from equipoise.estimators import STRATEGIES
-            >>> STRATEGIES["gm-iw-avg-mix"].with_options(eps=0.1, draws=4).draws
+            >>> STRATEGIES["gm-iw-avg-mix"].with_options(eps=0.1, solves=4).solves
             4
         """
         check_option("eps", eps, self.mixes, self.name, _MIXING)
-        check_option("draws", draws, self.averages, self.name, _AVERAGING)
-        eps, draws = self.eps if eps is None else eps, self.draws if draws is None else draws
+        check_option("solves", solves, self.averages, self.name, "a strategy that averages, such as gm-iw-avg")
+        eps, solves = self.eps if eps is None else eps, self.solves if solves is None else solves
         check_eps(eps, deterministic=False)
-        check_draws(draws)
-        return replace(self, eps=eps, draws=draws)
+        check_solves(solves)
+        return replace(self, eps=eps, solves=solves)
 
     def draw_noise(
         self,
@@ -103,11 +107,11 @@ class Combination:
             device: None is the generator's device if there is one, else torch's default.
 
         Returns:
-            The noise, with what the strategy needs: priorities to skip, coins to mix, draws and picks to average.
+            The noise, with what the strategy needs: priorities to skip, coins to mix, matrices and picks to average.
         """
-        draws = self.draws if self.averages else None
+        solves = self.solves if self.averages else None
         return draw_noise(
-            shape, priority=self.skips, coin=self.mixes, draws=draws, generator=generator, dtype=dtype, device=device
+            shape, priority=self.skips, coin=self.mixes, solves=solves, generator=generator, dtype=dtype, device=device
         )
 
     def draw(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what layers are built from and called with."""
+"""Checks of what layers and routers are built from and called with."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,51 +7,11 @@ from typing import Any
 from torch import Tensor
 
 
-def check_at_least(name: str, value: int, least: int) -> None:
-    """Requires a whole number that is not below `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}: give a whole number")
-
-
-def check_seed(name: str, value: int) -> None:
-    """Requires a seed that torch takes, with room for the streams that are derived from it."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(
-            f"{name} must be an integer from 0 to 2**62 - 1, because torch's seeds have 64 bits, got {value!r}: "
-            "give one in that range"
-        )
-
-
 def check_top_k(top_k: int, num_experts: int) -> None:
     """Requires no more experts a row than there are."""
     if top_k > num_experts:
         raise ValueError(
             f"top_k must be at most num_experts = {num_experts}, got {top_k}: a row's experts differ from each other"
-        )
-
-
-def check_rounds(rounds: int, num_experts: int) -> None:
-    """Requires noise for at least one round, and for no more rounds than there are experts."""
-    if not 1 <= rounds <= num_experts:
-        raise ValueError(
-            f"noises must hold the noise of 1 to {num_experts} rounds (a row's experts differ from each other), got "
-            f"{rounds}: draw one for each expert that a row takes"
-        )
-
-
-def check_capacity_factor(name: str, value: float | None, *, holds_all: str | None = None) -> None:
-    """Requires None or a finite number > 0; >= 1 for the router `holds_all`, which drops no row."""
-    if value is None:
-        return
-    if not 0 < value < float("inf"):
-        raise ValueError(
-            f"{name} must be finite and > 0, got {value}: 1.0 gives every expert room for its even share of the rows, "
-            "1.25 a quarter more, None no limit"
-        )
-    if holds_all is not None and value < 1:
-        raise ValueError(
-            f"{name} must be >= 1 with router {holds_all!r}, got {value}: it assigns every row, and drops none; use a "
-            "router that drops rows, such as 'skip-iw' or 'switch'"
         )
 
 
@@ -96,8 +56,17 @@ def check_choice(indices: Tensor, scores: Tensor, rows: int) -> None:
     """Requires that a rule chose K experts, with as many factors, for each row."""
     if indices.ndim != 2 or indices.shape[0] != rows or indices.shape != scores.shape:
         raise ValueError(
-            f"the choice of a routing rule must have indices and scores of shape [{rows}, K], got "
+            f"the decision of a routing rule must have indices and scores of shape [{rows}, K], got "
             f"{list(indices.shape)} and {list(scores.shape)}: unsqueeze(1) if each row has one expert"
+        )
+
+
+def check_routing(got: object, routing: bool) -> None:
+    """Requires that a rule returned the record of its decision."""
+    if not routing:
+        raise ValueError(
+            f"a routing rule must return request.route(indices, scores), got {type(got).__name__}: "
+            "see equipoise.nn.RouteRequest.route"
         )
 
 
@@ -153,7 +122,7 @@ def check_mixes(eps: Any, mixes: bool) -> None:
     if eps is not None and not (mixes and eps == "auto"):
         raise ValueError(
             f"eps must be None, or 'auto' where the rule mixes, with a rule of your own, got {eps!r}: set a fixed one "
-            "by StrategyRule(strategy.with_options(eps=...))"
+            "by SamplingRule(strategy.with_options(eps=...))"
         )
 
 

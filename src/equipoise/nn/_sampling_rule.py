@@ -4,8 +4,8 @@
 Legend: T rows (tokens), E experts, K experts a row.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,15 +13,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equipoise._core import check_at_least, check_one_of, compact_repr
-from equipoise.estimators import STRATEGIES, Strategy, check_strategy
-from equipoise.nn._rules import Choice, RouteRequest, at_experts
+from equipoise.estimators import STRATEGIES, Strategy, StrategyTraits, check_strategy, read_traits
+from equipoise.nn._named_router import NamedRouter
+from equipoise.nn._routing import Routing
+from equipoise.nn._rules import RouteRequest, at_experts
 from equipoise.nn._selection import choose_top
-from equipoise.sampling import Rounds, Sample, sample_rounds
+from equipoise.sampling import Sample, sample_rounds
 
 LOSSES = ("reinforce", "gating")
 
 
-class StrategyRule:
+class SamplingRule:
     r"""Samples experts for each row, with the weight that corrects for how they were sampled.
 
     In training z comes from the strategy and w_i is its weight. With `loss="reinforce"` an expert's output is used as
@@ -43,7 +45,7 @@ class StrategyRule:
 
     Example:
         >>> from equipoise.estimators import STRATEGIES
-        >>> rule = StrategyRule(STRATEGIES["gm-iw"], loss="gating")
+        >>> rule = SamplingRule(STRATEGIES["gm-iw"], loss="gating")
         >>> rule.limited, rule.gated
         (True, True)
 
@@ -76,10 +78,11 @@ class StrategyRule:
         self.sinkhorn_first = sinkhorn_first
         self.importance = importance
         self.top_k = top_k
-        self.limited = strategy.balanced
-        self.mixes = bool(getattr(strategy, "mixes", False))
+        self.limited = strategy.respects_capacity
+        traits = read_traits(StrategyTraits, strategy)
+        self.assigns_all, self.mixes = traits.assigns_all, traits.mixes
 
-    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Choice:
+    def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         """Chooses experts.
 
         Args:
@@ -87,38 +90,38 @@ class StrategyRule:
             request: everything else.
 
         Returns:
-            The choice; with the sample in training.
+            The decision; with the sample in training.
         """
         if not request.training:
-            choice = choose_top(logits, request, top_k=self.top_k, gated=self.gated)
-            return choice if self.top_k == 1 else replace(choice, scores=self.factors(request.log_p, choice.indices))
+            routing = choose_top(logits, request, top_k=self.top_k, gated=self.gated)
+            return routing if self.top_k == 1 else replace(routing, scores=self.factors(request.log_p, routing.indices))
         rows, num_experts = logits.shape
         # None would mean "as few rows as possible" to a strategy; here it means as many as there are.
         capacity = max(rows, 1) if request.capacity is None else request.capacity // self.top_k
-        rounds, drops_none = self._draw(request, capacity)
-        indices = torch.where(rounds.kept, rounds.z, num_experts)
-        return Choice(
-            indices=indices,
-            scores=self.factors(request.log_p, indices),
-            weight=rounds.weight.detach(),
-            sample=rounds.samples[0],
-            later_samples=rounds.samples[1:],
-            prices=_in_logit_units(rounds.samples[0], request.temperature),
-            gap=_total_gap(rounds.samples),
+        s, weight = self._draw(request, capacity)
+        indices = torch.where(s.kept_rounds, s.z_rounds, num_experts)
+        drops_none = s.respects_capacity and s.assigns_all and request.mask is None  # known without reading a tensor
+        return request.route(
+            indices,
+            self.factors(request.log_p, indices),
+            weight,
+            sample=s,
+            prices=_in_logit_units(s, request.temperature),
+            gap=s.total_gap,
             capacity=request.capacity,
             score_function=not self.gated,
             exactly_balanced=drops_none and self.top_k == 1 and capacity * num_experts == rows,
         )
 
-    def _draw(self, request: RouteRequest, capacity: int) -> tuple[Rounds, bool]:
-        """Draws noise and experts; tells whether every row has all of its experts, for which no tensor is read."""
+    def _draw(self, request: RouteRequest, capacity: int) -> tuple[Sample, Tensor]:
+        """Draws noise and experts, and weighs the rows."""
         log_p = request.log_p.detach()
         noises = [
             self.strategy.draw_noise(log_p.shape, generator=request.generator, dtype=log_p.dtype, device=log_p.device)
             for _ in range(self.top_k)
         ]
         how: dict[str, Any] = {} if request.eps is None else {"eps": request.eps}
-        rounds = sample_rounds(
+        return sample_rounds(
             log_p,
             self.strategy,
             noises,
@@ -129,7 +132,6 @@ class StrategyRule:
             importance=self.importance,
             **how,
         )
-        return rounds, rounds.samples[0].balanced and noises[0].priority is None and request.mask is None
 
     def factors(self, log_p: Float[Tensor, "T E"], indices: Int[Tensor, "T K"]) -> Float[Tensor, "T K"]:
         """Computes the factor of each expert's output: p(z) if gated, else 1/K; 0 where there is no expert.
@@ -162,9 +164,49 @@ class StrategyRule:
         return _rebuild, (self.strategy.name if known else self.strategy, self._settings())
 
 
-def _rebuild(strategy: str | Strategy, settings: dict[str, Any]) -> StrategyRule:
+_OPTIONS = ("top_k", "loss", "sinkhorn_first", "importance", "temperature", "target_sample_size")
+
+
+def sampling_router(strategy: Strategy) -> NamedRouter:
+    """Makes the row of a strategy. The bonus of 0.1 is part of the recipe: the objective does not balance itself.
+
+    Args:
+        strategy: any.
+
+    Returns:
+        The row, of the strategy's name.
+    """
+    traits = read_traits(StrategyTraits, check_strategy(strategy))
+    own = {"eps": traits.mixes, "solves": traits.averages}
+    return NamedRouter(
+        name=strategy.name,
+        make=partial(_make_rule, strategy),
+        options=(*_OPTIONS, *(name for name, used in own.items() if used)),
+        marginal_entropy=0.1,
+        doc=f"the paper's {strategy.label}" if traits.paper else strategy.label,
+    )
+
+
+def _make_rule(
+    strategy: Any,
+    _num_experts: int,
+    _device: Any,
+    *,
+    temperature: Any,
+    target_sample_size: float,
+    eps: float | str | None = None,
+    solves: int | None = None,
+    **how: Any,
+) -> SamplingRule:
+    """Builds the rule of a strategy; the router keeps the temperature, and an eps that chooses itself."""
+    del temperature, target_sample_size
+    changed = {name: value for name, value in (("eps", eps), ("solves", solves)) if value not in (None, "auto")}
+    return SamplingRule(strategy.with_options(**changed) if changed else strategy, **how)
+
+
+def _rebuild(strategy: str | Strategy, settings: dict[str, Any]) -> SamplingRule:
     """Makes the rule of a name in the table, or of a strategy of the user's own."""
-    return StrategyRule(STRATEGIES[strategy] if isinstance(strategy, str) else strategy, **settings)
+    return SamplingRule(STRATEGIES[strategy] if isinstance(strategy, str) else strategy, **settings)
 
 
 def _in_logit_units(s: Sample, temperature: float | int | Tensor) -> Tensor | None:
@@ -174,11 +216,3 @@ def _in_logit_units(s: Sample, temperature: float | int | Tensor) -> Tensor | No
     if isinstance(temperature, Tensor):
         return s.prices * torch.where(temperature > 0, temperature, 1.0)
     return s.prices * temperature if temperature > 0 else s.prices
-
-
-def _total_gap(samples: Sequence[Sample]) -> Tensor | None:
-    """Adds up the optimality gaps of all rounds; None where nothing was solved."""
-    total = samples[0].gap
-    for s in samples[1:]:
-        total = None if total is None or s.gap is None else total + s.gap
-    return total

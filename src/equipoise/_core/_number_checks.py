@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of single numbers: sizes, seeds, capacity factors."""
+
+
+def check_at_least(name: str, value: int, least: int) -> None:
+    """Requires a whole number that is not below `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}: give a whole number")
+
+
+def check_seed(name: str, value: int) -> None:
+    """Requires a seed that torch takes, with room for the streams that are derived from it."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"{name} must be an integer from 0 to 2**62 - 1, because torch's seeds have 64 bits, got {value!r}: "
+            "give one in that range"
+        )
+
+
+def check_capacity_factor(name: str, value: float | None, *, holds_all: str | None = None) -> None:
+    """Requires None or a finite number > 0; >= 1 for the router `holds_all`, which drops no row."""
+    if value is None:
+        return
+    if not 0 < value < float("inf"):
+        raise ValueError(
+            f"{name} must be finite and > 0, got {value}: 1.0 gives every expert room for its even share of the rows, "
+            "1.25 a quarter more, None no limit"
+        )
+    if holds_all is not None and value < 1:
+        raise ValueError(
+            f"{name} must be >= 1 with router {holds_all!r}, got {value}: it assigns every row, and drops none; use a "
+            "router that drops rows, such as 'skip-iw' or 'switch'"
+        )

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one factory of routers, with the checks that need several options at once."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict, TypeGuard, Unpack, cast
+
+import torch
+
+from equipoise._core import check_capacity_factor
+from equipoise.estimators import Strategy
+from equipoise.nn._named_router import NamedRouter
+from equipoise.nn._router import Router
+from equipoise.nn._router_checks import (
+    check_auto,
+    check_mixes,
+    check_no_limit,
+    check_not_inert,
+    check_priceable,
+    check_router_size,
+    check_target,
+    check_unused,
+    check_weighable,
+)
+from equipoise.nn._routers import ROUTERS, find_router
+from equipoise.nn._rules import RoutingRule, rule_traits
+from equipoise.nn._schedules import Schedule
+
+
+class RoutingOptions(TypedDict, total=False):
+    """What a router may be told besides its sizes and its capacity. `MoE` and `make_router` take all of them.
+
+    Attributes:
+        eval_capacity_factor: the capacity factor in evaluation, for every router; None, the default: no limit.
+        evaluation: "argmax", the default: each row takes its most probable expert (`topk`, `hash`, `loss-free`,
+            `priced` and `dense` do what they do in training). "priced": the largest logit minus a running average of
+            the exact prices, which stays near balance and needs no batch.
+        loss: of strategies, "reinforce", the default, or "gating"; the others are gated.
+        temperature: of strategies, 1 by default: a number; a function of the number of updates so far, such as
+            `LinearSchedule`; or "auto", which keeps the effective sample size above a target by what past batches
+            showed, see `AutoProposal`.
+        eps: of strategies that mix: the mixture weight, in [0, 1); "auto", as for the temperature; None, the default:
+            0.2.
+        solves: of strategies that average: how many; None, the default: 8.
+        target_sample_size: of "auto", a fraction of the rows, 0.5 by default.
+        sinkhorn_first: for strategies: balance the proposal in expectation before sampling (the first expert's, of
+            several). False by default.
+        importance: for strategies: whether p/q is part of the weights. True by default.
+        balance_loss: weight of the balance loss; None, the default: the router's.
+        marginal_entropy: weight of the marginal-entropy loss; None, the default: the router's. The paper's setting: 0.
+        z_loss: weight of the z-loss, 0 by default.
+    """
+
+    eval_capacity_factor: float | None
+    evaluation: str
+    loss: str
+    temperature: float | str | Schedule
+    eps: float | str | None
+    solves: int | None
+    target_sample_size: float
+    sinkhorn_first: bool
+    importance: bool
+    balance_loss: float | None
+    marginal_entropy: float | None
+    z_loss: float
+
+
+# What a router may have no use for, which is then an error.
+_OF_RULES: dict[str, Any] = {
+    "top_k": 1,
+    "loss": "reinforce",
+    "sinkhorn_first": False,
+    "importance": True,
+    "temperature": 1.0,
+    "eps": None,
+    "solves": None,
+    "target_sample_size": 0.5,
+}
+_OF_LOSSES: dict[str, float | None] = {"balance_loss": None, "marginal_entropy": None, "z_loss": 0.0}
+
+
+def make_router(
+    name: str | Strategy | RoutingRule | Router,
+    dim: int,
+    num_experts: int,
+    *,
+    capacity_factor: float | None = 1.25,
+    top_k: int = 1,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **routing: Unpack[RoutingOptions],
+) -> Router:
+    """Builds a router: the one factory, which `MoE` uses too.
+
+    Args:
+        name: one of `ROUTERS` or "package.module:name" of a strategy; a strategy, a routing rule, or a `Router`, which
+            is returned as it is if its sizes fit, and takes no options here.
+        dim: features of a row.
+        num_experts: E.
+        capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) of T rows; None: no
+            limit. Routers that know no capacity are not concerned.
+        top_k: K, for `topk`, `loss-free` and `priced`, and for every strategy, which then draws K different experts a
+            row, see `SamplingRule`.
+        device: of parameters and buffers.
+        dtype: of the gate.
+        routing: the rest, see `RoutingOptions`. An option that the router has no use for is an error.
+
+    Returns:
+        The router.
+
+    Raises:
+        TypeError: an option that no router knows.
+
+    Example:
+        >>> router = make_router("gm-iw-mix", 8, 4, capacity_factor=1.0, eps=0.1)
+        >>> router(torch.randn(12, 8)).stats.load.tolist()
+        [3, 3, 3, 3]
+    """
+    check_known_options(routing, make_router)
+    options: dict[str, Any] = {"top_k": top_k, **routing}
+    if isinstance(name, Router):
+        return _unchanged(name, dim, num_experts, options)
+    of_rule = {option: options.get(option, default) for option, default in _OF_RULES.items()}
+    for option in ("temperature", "eps"):
+        check_auto(option, of_rule[option])
+    chosen = "auto" in (of_rule["temperature"], of_rule["eps"])
+    check_target(of_rule["target_sample_size"], _OF_RULES["target_sample_size"], chosen)
+    if isinstance(name, str) or _is_strategy(name):
+        row = find_router(name)
+        rule = _make_rule(row, num_experts, device, of_rule)
+        _check_named(row, rule, capacity_factor, options)
+    else:
+        row, rule = None, cast(RoutingRule, name)
+        _check_own_rule(rule, of_rule)
+    return Router(
+        dim,
+        num_experts,
+        rule,
+        capacity_factor=capacity_factor,
+        eval_capacity_factor=options.get("eval_capacity_factor"),
+        evaluation=options.get("evaluation", "argmax"),
+        temperature=of_rule["temperature"],
+        eps=of_rule["eps"] if row is None or of_rule["eps"] == "auto" else None,  # a number is in the rule
+        target_sample_size=of_rule["target_sample_size"],
+        loss_weights=_complete_weights(row, num_experts, options),
+        device=device,
+        dtype=dtype,
+    )
+
+
+def check_known_options(given: Mapping[str, object], function: Callable[..., object]) -> None:
+    """Requires options that a function knows, which collects those of routing.
+
+    Args:
+        given: what it collected.
+        function: whose keywords are known too.
+
+    Raises:
+        TypeError: an option is not known; the message lists those that are.
+    """
+    unknown = [name for name in given if name not in RoutingOptions.__annotations__]
+    if unknown:
+        parameters = inspect.signature(function).parameters.values()
+        own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        known = [*own, *RoutingOptions.__annotations__]
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        remedy = f"did you mean {near[0]}?" if near else "use one of these"
+        raise TypeError(f"options must be among {', '.join(known)}, got {unknown[0]!r}: {remedy}")
+
+
+def _is_strategy(x: object) -> TypeGuard[Strategy]:
+    """Tells a strategy, which draws, from a rule, which is called; what it lacks to be one is found out later."""
+    return hasattr(x, "draw") and hasattr(x, "draw_noise")
+
+
+def _unchanged(router: Router, dim: int, num_experts: int, options: Mapping[str, Any]) -> Router:
+    """Returns a router of the right sizes, for which no options were given."""
+    check_router_size(router.dim, router.num_experts, dim, num_experts)
+    for name, value in options.items():
+        if name != "top_k" or value != _OF_RULES["top_k"]:
+            raise ValueError(
+                f"{name} must be left out with a Router, which has options of its own, got {value!r}: give it to "
+                "make_router, or to Router"
+            )
+    return router
+
+
+def _make_rule(
+    row: NamedRouter, num_experts: int, device: torch.device | str | None, options: Mapping[str, Any]
+) -> RoutingRule:
+    """Builds the rule of a row, requiring that it has a use for what is not at its default."""
+    _check_used(repr(row.name), row.options, options)
+    if "importance" in row.options:
+        check_weighable(options["temperature"], options["eps"], options["importance"])
+    return row.make(num_experts, device, **{name: options[name] for name in row.options})
+
+
+def _check_named(
+    row: NamedRouter, rule: RoutingRule, capacity_factor: float | None, options: Mapping[str, Any]
+) -> None:
+    """Checks what depends on which router it is."""
+    holds_all = row.name if rule_traits(rule).holds_all else None
+    check_capacity_factor("capacity_factor", capacity_factor, holds_all=holds_all)
+    check_no_limit("eval_capacity_factor", options.get("eval_capacity_factor"), row.name == "dense")
+    check_priceable(options.get("evaluation", "argmax"), row.name, row.inert)
+
+
+def _check_own_rule(rule: RoutingRule, options: Mapping[str, Any]) -> None:
+    """Requires that a rule of the user's own has a use for what is not at its default."""
+    mixes = rule_traits(rule).mixes
+    _check_used("a rule of your own", ("temperature", "target_sample_size", *(["eps"] if mixes else [])), options)
+    check_mixes(options["eps"], mixes)
+
+
+def _check_used(router: str, used: tuple[str, ...], options: Mapping[str, Any]) -> None:
+    """Requires the default of every option that the router has no use for."""
+    for name, default in _OF_RULES.items():
+        # Peers are gated, so saying so is no mistake; the score function would be one that nobody hears of.
+        if name not in used and not (name == "loss" and options[name] == "gating"):
+            users = [row.name for row in ROUTERS.values() if name in row.options]
+            check_unused(router, name, options[name], default, users)
+
+
+def _complete_weights(row: NamedRouter | None, num_experts: int, options: Mapping[str, Any]) -> dict[str, float]:
+    """Takes the recipe's weights for those that are None; returns the ones that are not 0, by the name of the loss."""
+    given = {name: options.get(name, default) for name, default in _OF_LOSSES.items()}
+    inert = "there is one expert" if num_experts == 1 else row.inert if row is not None else None
+    if inert is not None:
+        for name, weight in given.items():
+            check_not_inert(name, weight, inert)
+        return {}
+    recipe = {"balance_loss": row.balance_loss, "marginal_entropy": row.marginal_entropy} if row is not None else {}
+    names = {"balance_loss": "load-balance", "marginal_entropy": "marginal-entropy", "z_loss": "z"}
+    weights = {names[name]: recipe.get(name, 0.0) if w is None else w for name, w in given.items()}
+    return {name: weight for name, weight in weights.items() if weight != 0}
