@@ -2,8 +2,8 @@
 """What a user gets who installs the library without extras: everything works.
 
 One fresh process stands for the installation. It refuses to import whatever the declared dependencies do not bring
-along. Numba, for one, compiles matrix products only where it finds scipy; `test_warmup.py` shows that no kernel holds
-one, and the slow test here compiles all of them from nothing.
+along, and compiles the kernels that it needs from nothing: Numba, for one, compiles matrix products only where it finds
+scipy. `test_warmup.py` shows that no kernel holds one.
 """
 
 import importlib.metadata
@@ -11,8 +11,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 DEPENDENCIES = ("torch", "numpy", "numba", "jaxtyping")
 README = Path(__file__).parents[2] / "README.md"
@@ -58,9 +56,9 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
     a = eq.assign(scores.to(dtype))
     assert (a.counts == 256).all() and a.gap <= 1e-9 * a.value, dtype
 
-from equipoise.assignment._kernels import _solve
+from equipoise.assignment._kernels import _smoothing
 
-print(json.dumps([len(_solve.coarse_prices.stats.cache_misses), len(_solve.coarse_prices.stats.cache_hits)]))
+print(json.dumps([len(_smoothing.descend.stats.cache_misses), len(_smoothing.descend.stats.cache_hits)]))
 """
 
 
@@ -91,16 +89,13 @@ def others(distributions: set[str]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.slow)])  # a minute of compiling
-def test_declared_dependencies_are_enough(fresh_python: Callable[..., str], tmp_path: Path, cold: bool) -> None:
+def test_declared_dependencies_are_enough(fresh_python: Callable[..., str], tmp_path: Path) -> None:
     refused = others(closure(DEPENDENCIES) | {"equipoise"})
     assert not {"torch", "numpy", "numba", "llvmlite", "jaxtyping", "equipoise"} & refused
     assert {"scipy", "ot", "ortools", "matplotlib", "typer", "pytest"} <= refused
-    folder = {"NUMBA_CACHE_DIR": str(tmp_path)} if cold else {}
-    printed = fresh_python(INSTALLED, str(README), json.dumps(sorted(refused)), PYTHONWARNINGS="default", **folder)
-    compiled, loaded = json.loads(printed.splitlines()[-1])
-    assert compiled + loaded == 2  # one version for each dtype
-    assert not (cold and loaded)
+    cold = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "default"}
+    printed = fresh_python(INSTALLED, str(README), json.dumps(sorted(refused)), **cold)
+    assert json.loads(printed.splitlines()[-1]) == [2, 0]  # compiled once for each dtype, nothing loaded
 
 
 def test_dependencies_are_declared() -> None:

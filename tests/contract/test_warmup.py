@@ -64,7 +64,8 @@ for dtype in (torch.bfloat16, torch.float32, torch.float64):
             scores = draw_scores(family, n, k, seed=3).to(dtype)
             mask = torch.arange(n) % 7 != 0
             a = eq.assign(scores)
-            eq.assign(scores, top_k=2)
+            if family != "forbidden":  # which leaves some rows one expert
+                eq.assign(scores, top_k=2)
             eq.assign(scores, 2 * n // k, prices=a.prices.roll(1), mask=mask)
             if n < 1000:
                 eq.conditional_values(scores, a)
