@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers people can train: a mixture of experts for any model, with every router behind one interface."""
 
+from equipoise.nn._bias_rules import expert_bias as expert_bias
 from equipoise.nn._capture import RoutingSource as RoutingSource
 from equipoise.nn._capture import capture as capture
 from equipoise.nn._capture import emit as emit
@@ -55,6 +56,7 @@ __all__ = [
     "choose",
     "choose_top",
     "emit",
+    "expert_bias",
     "make_router",
     "parameter_groups",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from equipoise._core import check_at_least, check_fraction, check_positive
@@ -39,8 +39,8 @@ class WideBuffers(nn.Module):
 class RunningPrices(WideBuffers):
     r"""The exact prices of balanced assignments, averaged over past batches.
 
-    For each batch that is observed, the noise-free assignment of the logits at capacity ceil(n/E) is solved, and its
-    prices, shifted to mean 0, enter
+    For each batch that is observed, the noise-free assignment of the logits is solved, with K experts a row and
+    capacity ceil(K n / E), and its prices, shifted to mean 0, enter
 
     .. math::
         \bar\lambda \leftarrow \bar\lambda + \alpha_t (\lambda_t - \bar\lambda), \qquad
@@ -74,14 +74,15 @@ class RunningPrices(WideBuffers):
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device=device))
 
     @torch.no_grad()
-    def take(self, logits: Float[Tensor, "T E"], mask: Tensor | None = None) -> None:
+    def take(self, logits: Float[Tensor, "T E"], mask: Tensor | None = None, top_k: int = 1) -> None:
         """Solves one batch and takes its prices in. A batch without rows changes nothing.
 
         Args:
             logits: the router's, without noise.
             mask: False for rows that do not count.
+            top_k: K: prices that balance one expert a row do not balance several.
         """
-        a = assign(logits, mask=mask)
+        a = assign(logits, top_k=top_k, mask=mask)
         rows = a.counts.sum()
         self.batches += rows > 0
         rate = (1.0 / self.batches.clamp_min(1)).clamp_min(1 - self.decay) * (rows > 0)
@@ -146,7 +147,112 @@ class Priced(nn.Module):
         Args:
             routing: what this rule decided.
         """
-        self.average.take(routing.logits.detach(), routing.mask)
+        self.average.take(routing.logits.detach(), routing.mask, self.top_k)
+
+
+class Quantile(WideBuffers):
+    r"""Selects by logits minus prices that one step of quantile balancing a batch moves; gated by p.
+
+    Coordinate descent on the dual of the balanced assignment, whose exact solution `Priced` averages. With t_i half-way
+    between row i's K-th and next offer, and c = K n / E,
+
+    .. math::
+        p_j \leftarrow \text{half-way between the } c\text{-th and the next largest of } a_{ij} - t_i \text{ over } i.
+
+    To compare with: Megatron-core and torchtitan balance in this way, one step for each batch.
+
+    References:
+        Su, Quantile balancing (2026), as in Megatron-core's `qb_dual_update`.
+    """
+
+    gated = True
+    prices: Tensor
+
+    def __init__(
+        self,
+        num_experts: int,
+        *,
+        top_k: int = 1,
+        steps: int = 1,
+        limited: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Starts with equal prices.
+
+        Args:
+            num_experts: E.
+            top_k: K.
+            steps: of coordinate descent on each batch.
+            limited: whether the layer's capacity holds in training.
+            device: of the buffer.
+        """
+        super().__init__()
+        check_at_least("top_k", top_k, 1)
+        check_at_least("steps", steps, 1)
+        self.top_k, self.steps, self.limited = top_k, steps, limited
+        self.register_buffer("prices", torch.zeros(num_experts, device=device))
+
+    def extra_repr(self) -> str:
+        """Shows the settings."""
+        return f"{self.prices.shape[0]}, top_k={self.top_k}, steps={self.steps}, limited={self.limited}"
+
+    def forward(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
+        """Chooses experts.
+
+        Args:
+            logits: the router's.
+            request: everything else.
+
+        Returns:
+            The decision, with the prices that were used.
+        """
+        prices = self.prices.clone()
+        return choose_top(logits.detach() - prices, request, top_k=self.top_k, prices=prices)
+
+    @torch.no_grad()
+    def observe(self, routing: Routing) -> None:
+        """Moves the prices, after a step.
+
+        Args:
+            routing: what this rule decided.
+        """
+        logits = routing.logits.detach()
+        logits = logits if routing.mask is None else logits[routing.mask]
+        rows, num_experts = logits.shape
+        if rows == 0 or self.top_k >= num_experts:
+            return
+        prices, share = self.prices.to(logits.dtype), min(max(self.top_k * rows // num_experts, 1), rows)
+        for _ in range(self.steps):
+            top = (logits - prices).topk(self.top_k + 1, dim=-1).values[:, -2:]
+            wanted = (logits - top.mean(-1, keepdim=True)).sort(dim=0, descending=True).values
+            prices = (wanted[share - 1] + wanted[min(share, rows - 1)]) / 2
+        self.prices.copy_(prices - prices.mean())
+
+
+def expert_bias(
+    logits: Float[Tensor, "*batch T E"], top_k: int = 1, *, mask: Bool[Tensor, "*batch T"] | None = None
+) -> Float[Tensor, "*batch E"]:
+    r"""Computes the bias that balances a batch: `(logits + bias).topk(top_k)` gives every expert K T / E rows.
+
+    Minus the prices of the exact balanced assignment, shifted to mean 0. But for rows that are tied at these prices, at
+    most about one an expert, the K largest of logits plus bias are the optimal balanced choice. What loss-free biases
+    and quantile balancing approach in many steps; for people who keep their own router.
+
+    Args:
+        logits: what the router compares; the bias is in their units.
+        top_k: K.
+        mask: False for rows that do not count.
+
+    Returns:
+        The bias, in the dtype of the logits, without gradient.
+
+    Example:
+        >>> logits = torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.5, 0.0]])
+        >>> (logits + expert_bias(logits)).argmax(-1)  # without the bias, all rows go to expert 0
+        tensor([0, 0, 1, 1])
+    """
+    a = assign(logits.detach(), top_k=top_k, mask=mask)
+    return (a.prices.mean(-1, keepdim=True) - a.prices).to(logits.dtype)
 
 
 class LossFree(WideBuffers):
@@ -223,6 +329,12 @@ BIAS_ROUTERS = (
         make=with_buffers(LossFree),
         options=("top_k",),
         doc="logits plus a bias that is moved towards balance after each step, gated; no capacity",
+    ),
+    NamedRouter(
+        name="quantile",
+        make=with_buffers(Quantile),
+        options=("top_k",),
+        doc="logits minus prices that one step of quantile balancing a batch moves, gated; no capacity",
     ),
     NamedRouter(
         name="priced",

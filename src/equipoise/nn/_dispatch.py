@@ -143,9 +143,9 @@ class LocalDispatcher:
 
     def _slots(self, routing: Routing, device: torch.device) -> int | None:
         """The rows to reserve for each expert; None for ragged groups."""
-        num_tokens = routing.indices.shape[0]
+        num_tokens, each = routing.indices.shape
         if routing.exactly_balanced:
-            return num_tokens // routing.num_experts
+            return num_tokens * each // routing.num_experts
         if self.layout == "padded":
             return num_tokens if routing.capacity is None else min(routing.capacity, num_tokens)
         if self.layout == "ragged" or device.type == "cpu" or routing.capacity is None:

@@ -100,8 +100,8 @@ def make_router(
         num_experts: E.
         capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) of T rows; None: no
             limit. Routers that know no capacity are not concerned.
-        top_k: K, for `topk`, `loss-free` and `priced`, and for every strategy, which then draws K different experts a
-            row, see `SamplingRule`.
+        top_k: K, for `topk`, `base`, `loss-free`, `quantile` and `priced`, and for every strategy, which then draws K
+            different experts a row, see `SamplingRule`.
         device: of parameters and buffers.
         dtype: of the gate.
         routing: the rest, see `RoutingOptions`. An option that the router has no use for is an error.

@@ -47,10 +47,11 @@ class MoE(RoutingSource):
     `gm-iw-avg`, `gm-iw-avg-mix`  Gumbel-Matching with conditionals averaged over `solves`; without, with `eps`.
     `switch`                      The most probable expert, gated; drops rows. Balance loss 0.01.
     `topk`                        The `top_k` most probable experts, gated, as Mixtral; no capacity. Balance loss 0.01.
-    `base`                        The exact balanced assignment of the logits, gated. Assigns every row.
+    `base`                        The exact balanced assignment of the logits, `top_k` experts a row, gated.
     `s-base`                      The largest probability after Sinkhorn balancing, gated; drops rows.
     `hash`                        A hash of `token_ids`, else of the position; not gated; drops rows.
     `loss-free`, `priced`         Logits plus a learnt bias, minus the average exact price; gated; no capacity.
+    `quantile`                    Logits minus prices of quantile balancing, one step a batch; gated; no capacity.
     `dense`                       All experts, averaged with the router's probabilities.
     ============================  ===================================================================================
 
@@ -93,8 +94,8 @@ class MoE(RoutingSource):
             router: a name, a strategy, a rule or a `Router`, which takes no options of routing here.
             capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) rows; None: no
                 limit. Routers that know no capacity (see above) are not concerned.
-            top_k: K, for `topk`, `loss-free` and `priced`, and for every strategy, which then draws K different
-                experts a row, see `SamplingRule`.
+            top_k: K, for `topk`, `base`, `loss-free`, `quantile` and `priced`, and for every strategy, which then draws
+                K different experts a row, see `SamplingRule`.
             experts: "mlp" or "swiglu"; a module [m, dim] -> [m, dim] to be copied, or E of them; or an `Experts`.
             dispatcher: how rows reach their experts; None: on this device.
             router_dtype: of the gate's parameters; None: `dtype`.

@@ -7,7 +7,7 @@ Legend: T rows (tokens), E experts, K experts a row.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from equipoise.assignment import assign
 from equipoise.balancing import sinkhorn
 from equipoise.nn._named_router import NamedRouter, without_buffers
 from equipoise.nn._routing import Routing
-from equipoise.nn._rules import RouteRequest, at_experts
+from equipoise.nn._rules import RouteRequest
 from equipoise.nn._selection import choose, choose_top
 
 
@@ -67,8 +67,12 @@ class _BalancedInTraining(ABC):
     """Balances the batch in training; in evaluation each row takes the expert of largest probability. Gated by p."""
 
     gated: ClassVar[bool] = True
-    top_k: ClassVar[int] = 1
     limited: ClassVar[bool] = True
+    top_k: int = 1
+
+    def __post_init__(self) -> None:
+        """Checks the number of experts a row."""
+        check_at_least("top_k", self.top_k, 1)
 
     def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         """Chooses experts.
@@ -80,7 +84,9 @@ class _BalancedInTraining(ABC):
         Returns:
             The decision; in training with the prices, and what the solver says of itself.
         """
-        return self._balance(logits, request) if request.training else choose_top(logits, request)
+        if request.training:
+            return self._balance(logits, request)
+        return choose_top(logits, request, top_k=self.top_k)
 
     @abstractmethod
     def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing: ...
@@ -90,7 +96,11 @@ class _BalancedInTraining(ABC):
 class Base(_BalancedInTraining):
     """Solves the balanced assignment of the logits exactly, without noise (temperature 0), gated by p.
 
-    In evaluation each row takes the expert of largest probability, as BASE layers do.
+    With `top_k` = K every row takes K different experts. In evaluation each row takes the experts of largest
+    probability, as BASE layers do.
+
+    Attributes:
+        top_k: K.
 
     References:
         Lewis, Bhosale, Dettmers, Goyal, Zettlemoyer, BASE layers (2021).
@@ -101,16 +111,12 @@ class Base(_BalancedInTraining):
     def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         rows, num_experts = logits.shape
         capacity = max(rows, 1) if request.capacity is None else request.capacity
-        a = assign(logits.detach(), capacity, mask=request.mask)
-        indices = a.z.unsqueeze(1)
-        scores = at_experts(request.log_p, indices).exp()
-        return request.route(
-            indices,
-            scores if request.mask is None else torch.where(indices < num_experts, scores, 0.0),
-            prices=a.prices,
+        a = assign(logits.detach(), capacity, top_k=self.top_k, mask=request.mask)
+        return replace(
+            choose(a.z, replace(request, capacity=None), gated=True, prices=a.prices),
             gap=a.gap,
             capacity=request.capacity,
-            exactly_balanced=request.mask is None and capacity * num_experts == rows,
+            exactly_balanced=request.mask is None and capacity * num_experts == self.top_k * rows,
         )
 
 
@@ -127,7 +133,7 @@ class SinkhornBase(_BalancedInTraining):
 
     def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         balanced = sinkhorn(logits.detach(), mask=request.mask)
-        return choose_top(balanced.log_p, request, prices=balanced.prices, work=balanced.iterations)
+        return choose_top(balanced.log_p, request, top_k=self.top_k, prices=balanced.prices, work=balanced.iterations)
 
 
 @dataclass(frozen=True)
@@ -232,7 +238,8 @@ PEER_ROUTERS = (
     NamedRouter(
         name="base",
         make=without_buffers(Base),
-        doc="the exact balanced assignment of the logits, gated",
+        options=("top_k",),
+        doc="the exact balanced assignment of the logits, with K experts a row, gated",
     ),
     NamedRouter(
         name="s-base",

@@ -230,7 +230,7 @@ class Router(WideBuffers):
         if self.traits.observe is not None:
             self.traits.observe(routing)
         if self.average is not None:
-            self.average.take(routing.logits.detach(), routing.mask)
+            self.average.take(routing.logits.detach(), routing.mask, self.traits.top_k)
         self.updates += 1
         if self.schedule is not None:
             self.temperature.fill_(self.schedule(int(self.updates)))

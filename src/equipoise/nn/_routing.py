@@ -43,8 +43,8 @@ class Routing(Record):
         shape: the leading dimensions of the input, x [*shape, dim]; their product is T.
         score_function: whether the router learns by the score function: a surrogate adds the gradient of
             `log_prob()`, times weight and loss.
-        exactly_balanced: known without looking at a tensor: every expert has exactly T/E rows, none is dropped or
-            masked, K is 1.
+        exactly_balanced: known without looking at a tensor: every expert has exactly K T / E rows, none is dropped
+            or masked.
         balance_losses: scalars to add to the loss, with their weights in them; only those whose weight is not 0.
     """
 

@@ -110,7 +110,7 @@ class SamplingRule:
             gap=s.total_gap,
             capacity=request.capacity,
             score_function=not self.gated,
-            exactly_balanced=drops_none and self.top_k == 1 and capacity * num_experts == rows,
+            exactly_balanced=drops_none and capacity * num_experts == rows,
         )
 
     def _draw(self, request: RouteRequest, capacity: int) -> tuple[Sample, Tensor]:
