@@ -100,8 +100,8 @@ def test_leaves_nothing_to_compile(after_warmup: dict[str, Any]) -> None:
 
 
 def test_no_kernel_needs_scipy(after_warmup: dict[str, Any]) -> None:
-    """`test_installed.py` shows the same by compiling everything anew, which takes a minute."""
-    assert after_warmup["compiled"] > 40
+    """`test_installed.py` shows the same by compiling what it needs anew."""
+    assert after_warmup["compiled"] > 30
     assert after_warmup["without a file"] == []
     assert after_warmup["linear algebra"] == {}
 

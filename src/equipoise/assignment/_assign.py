@@ -91,10 +91,11 @@ def assign(
         >>> a.prices.tolist(), a.gap.item()
         ([0.5, 0.0], 0.0)
 
-        Two experts a row, of three; each takes at most ceil(2 * 3 / 3) = 2 rows.
+        Two experts a row, of three; each takes at most ceil(2 * 3 / 3) = 2 rows. The better offer comes first, and
+        expert 0 has a price.
 
         >>> eq.assign(torch.tensor([[3.0, 1.0, 0.0], [3.0, 1.0, 0.5], [3.0, 0.0, 1.0]]), top_k=2).z.tolist()
-        [[0, 1], [1, 2], [0, 2]]
+        [[1, 0], [1, 2], [2, 0]]
 
     References:
         Kool, Maddison, Mnih (2021), section 2.2 and appendix D.2.

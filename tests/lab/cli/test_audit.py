@@ -17,7 +17,7 @@ nameless = object()
 
 
 class Silent:
-    name, label, balanced, unbiased = "silent", "Silent", False, True
+    name, label, respects_capacity, unbiased = "silent", "Silent", False, True
     draw_noise = STRATEGIES["sample"].draw_noise
 
     def draw(self, log_p, noise, **how):
