@@ -246,9 +246,9 @@ class _Problem:
         radius, status = np.full(k, 3 * mu), _smoothing.REACHED
         while True:
             contested, settled = self._collect(radius, stride)
-            goal = math.inf if accepted else 0.25 * math.sqrt(k * self.top_k * self.rows / stride)
+            goal = 0.25 * math.sqrt(k * self.top_k * self.rows / stride)  # what a count of so many rows cannot tell
             status, radius = self._descend(contested, settled, stride, mu, goal)
-            if stride < 4 * FINER or status != _smoothing.REACHED or accepted:
+            if stride < 4 * FINER or status != _smoothing.REACHED:
                 return radius, status
             stride //= FINER
             mu = FIRST_MU * radius.mean()
@@ -299,7 +299,7 @@ class _Problem:
         reach: float = _smoothing.REACH,
     ) -> tuple[int, Floats]:
         """Newton steps on contested rows. Returns how it ended, and how far prices may still move."""
-        deviation, most = np.empty(len(self.prices)), 0 if goal == math.inf else _smoothing.MOST_STEPS
+        deviation = np.empty(len(self.prices))
         status, mu = _smoothing.descend(
             contested.need.copy(),
             contested.first.copy(),
@@ -312,12 +312,9 @@ class _Problem:
             mu,
             1e-6 * mu,
             goal,
-            most,
             reach,
             deviation,
         )
-        if most == 0:
-            status = _smoothing.REACHED
         self.prices -= self.prices.min()
         self.log.append(f"newton, stride {stride}, {len(contested.rows)} rows: {status}, mu {mu:.3g}")
         return status, RADIUS * math.sqrt(2 * math.log(len(deviation))) * deviation

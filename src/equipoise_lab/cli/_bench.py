@@ -32,7 +32,7 @@ def assign(
     family: Annotated[
         str,
         typer.Option(help="Score matrices for the sizes: gumbel, logits, sharp, rank-2, ... as in the second table."),
-    ] = "gumbel",
+    ] = "popular",
     budget: Annotated[
         float | None,
         typer.Option(help="Seconds that one call may take; slower solvers skip the size. [default: the grid's own]"),

@@ -358,7 +358,6 @@ def descend(
     mu: float,
     least: float,
     goal: float,
-    most: int,
     reach: float,
     deviation: Floats,
 ) -> tuple[int, float]:
@@ -378,7 +377,6 @@ def descend(
         mu: the first width.
         least: below this width the rows say nothing.
         goal: how many rows may be misplaced in the end.
-        most: steps; with 0, prices stay as they are.
         reach: candidates that trail by more than so many mu are dropped when mu falls.
         deviation: [k], by how much a price is uncertain because counts are: written here.
 
@@ -395,7 +393,7 @@ def descend(
         demand_of_lists(need, first, cols, vals, prices, mu, demand, pairs)
         if free > 0:
             demand_of_slots(free, prices, mu, demand, pairs)
-        if stays > 0 and steps < most:
+        if stays > 0 and steps < MOST_STEPS:
             # The dual is convex: if its slope along the last step has turned, the step went too far.
             turned = 0.0
             for j in range(k):
@@ -413,7 +411,7 @@ def descend(
         for j in range(k):
             deviation[j] = mu * np.sqrt(target[j]) / max(pairs[j, j], 0.05 * np.sqrt(target[j]) + 1e-9)
             wrong += max(0.0, demand[j] - target[j])
-        if steps >= most:
+        if steps >= MOST_STEPS:
             break
         steps += 1
         stays += 1
