@@ -46,6 +46,8 @@ SAMPLE_ROWS, LEAST_SAMPLE, FINER = 16, 1024, 4
 # How far a price may still move: this part of the largest of k normal errors, sqrt(2 log k) standard deviations of what
 # the rows that were asked leave unknown of a price.
 RADIUS = 0.7
+# Prices that a sample accepts are taken to be right but for chance, with so much to spare.
+ACCEPTED = 1.5
 # Rows that tell how far offers differ.
 SPREAD_ROWS = 64
 # Smoothing, as a part of the radius of the candidates: what is further away has next to no share.
@@ -247,7 +249,11 @@ class _Problem:
         while True:
             contested, settled = self._collect(radius, stride)
             goal = 0.25 * math.sqrt(k * self.top_k * self.rows / stride)  # what a count of so many rows cannot tell
+            before = self.prices.copy()
             status, radius = self._descend(contested, settled, stride, mu, goal)
+            if accepted:  # the sample would only add its own noise; what all rows leave unknown is less
+                self.prices[:] = before
+                return ACCEPTED / math.sqrt(stride) * radius, _smoothing.REACHED
             if stride < 4 * FINER or status != _smoothing.REACHED:
                 return radius, status
             stride //= FINER
