@@ -155,6 +155,6 @@ def test_router_completes_what_a_rule_leaves_out() -> None:
 
 def test_table_describes_every_router() -> None:
     strategies = list(STRATEGIES)
-    peers = ["switch", "topk", "base", "s-base", "hash", "dense", "loss-free", "priced"]
+    peers = ["switch", "topk", "base", "s-base", "hash", "dense", "loss-free", "quantile", "priced"]
     assert list(ROUTERS) == strategies + peers
     assert all(row.doc for row in ROUTERS.values())

@@ -247,9 +247,12 @@ def expert_bias(
         The bias, in the dtype of the logits, without gradient.
 
     Example:
+        All rows prefer expert 0. With the bias two do, one is tied, and one prefers expert 1.
+
         >>> logits = torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.5, 0.0]])
-        >>> (logits + expert_bias(logits)).argmax(-1)  # without the bias, all rows go to expert 0
-        tensor([0, 0, 1, 1])
+        >>> bias = expert_bias(logits)
+        >>> bias, (logits + bias).diff().squeeze(-1)
+        (tensor([-0.5000,  0.5000]), tensor([-2.0000, -1.0000,  0.0000,  0.5000]))
     """
     a = assign(logits.detach(), top_k=top_k, mask=mask)
     return (a.prices.mean(-1, keepdim=True) - a.prices).to(logits.dtype)

@@ -85,6 +85,6 @@ def test_command_prints_tables_and_resumes(
             main(arguments)
         assert ended.value.code == 0
         out = capsys.readouterr().out
-        assert "Balanced assignment, gumbel scores" in out
+        assert "Balanced assignment, popular scores" in out
         assert "Every family at 64 x 4" in out
         assert "bench-assign.json" in out
