@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.assignment import _primal_dual
-from equipoise.assignment._kernels import _books, _contested, _flow, _smoothing
+from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _smoothing
 from support.families import FAMILIES, draw_scores
 
 N, K = 3000, 12
@@ -88,7 +88,7 @@ def test_curvature_is_the_slope_of_demand(need: int) -> None:
     def demand(prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         total, pairs = np.zeros(k), np.zeros((k, k))
         _smoothing.demand_of_lists(needs, first, cols, vals, prices, mu, total, pairs)
-        _smoothing.laplacian(pairs)
+        _newton.laplacian(pairs)
         return total, pairs
 
     prices, step = rng.normal(size=k), 0.05
@@ -107,7 +107,7 @@ def test_conjugate_gradients_solve_a_laplacian() -> None:
     matrix = np.diag(weights.sum(1) + 1e-2) - weights
     np.fill_diagonal(matrix, weights.sum(1) - np.diag(weights) + 1e-2)
     right = rng.normal(size=20)
-    assert _smoothing.conjugate_gradients(matrix, right) == pytest.approx(np.linalg.solve(matrix, right), abs=1e-2)
+    assert _newton.conjugate_gradients(matrix, right) == pytest.approx(np.linalg.solve(matrix, right), abs=1e-2)
 
 
 @pytest.mark.parametrize("slack", [1.0, 1.3])

@@ -56,9 +56,9 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
     a = eq.assign(scores.to(dtype))
     assert (a.counts == 256).all() and a.gap <= 1e-9 * a.value, dtype
 
-from equipoise.assignment._kernels import _smoothing
+from equipoise.assignment._kernels import _newton
 
-print(json.dumps([len(_smoothing.descend.stats.cache_misses), len(_smoothing.descend.stats.cache_hits)]))
+print(json.dumps([len(_newton.descend.stats.cache_misses), len(_newton.descend.stats.cache_hits)]))
 """
 
 

@@ -3,11 +3,11 @@
 
 The order of work for one large problem, each part a compiled kernel (`_kernels`):
 
-1. Prices (`_smoothing.py`). Equal ones if a sample of the rows accepts them, those of a warm start if it accepts those,
-   else Newton steps on the sample; then on four times as many rows, and so on.
+1. Prices (`_smoothing.py`, `_newton.py`). Equal ones if a sample of the rows accepts them, those of a warm start if it
+   accepts those, else Newton steps on the sample; then on four times as many rows, and so on.
 2. Settle (`_contested.py`). One pass over the matrix. A row whose K-th best offer leads the next by more than prices
    can still move is settled. The rest are contested, with the few candidates that are near.
-3. Solve. Newton steps on the contested rows (`_smoothing.py`), then exact shortest chains of moves (`_flow.py`).
+3. Solve. Newton steps on the contested rows (`_newton.py`), then exact shortest chains of moves (`_flow.py`).
 4. Prove (`_books.py`). No settled row has a better offer if its lead covers the difference of the final prices; the
    least lead for each pair of experts was noted in the pass. Contested rows are read once more. If a row has a better
    offer, step 2 is repeated at the prices found, with a larger radius.
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
 from equipoise.assignment._infeasible import check_start, illegal_scores, no_room
-from equipoise.assignment._kernels import _books, _contested, _flow, _small, _smoothing
+from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _small, _smoothing
 
 Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
@@ -195,17 +195,17 @@ class _Problem:
         radius, status = self._start(self.prices.copy() if warm else None)
         over_all = False
         for _ in range(MOST_PASSES):
-            if status == _smoothing.FAILED and not over_all:
+            if status == _newton.FAILED and not over_all:
                 radius, over_all = self._descend_over_all(), True
             contested, settled = self._collect(radius)
-            if status == _smoothing.REACHED and not over_all:
+            if status == _newton.REACHED and not over_all:
                 status, _ = self._descend(contested, settled, 1, FIRST_MU * radius.mean(), k / 2)
-                if status == _smoothing.FAILED:
+                if status == _newton.FAILED:
                     continue
             before = self.prices.copy()
             stuck, held, inside = self._flow(contested, settled)
             if stuck >= 0 and not over_all:
-                status = _smoothing.FAILED
+                status = _newton.FAILED
                 continue
             if stuck < 0 and _books.settled_for_sure(settled.leads, self.prices):
                 value, gap, proved = self._finish(contested, held)
@@ -241,11 +241,11 @@ class _Problem:
         if not mu < np.inf:
             raise OverflowError
         if mu == 0:
-            return np.zeros(k), _smoothing.TIED
+            return np.zeros(k), _newton.TIED
         if not accepted:
             self._open(stride, mu)
         mu /= 4
-        radius, status = np.full(k, 3 * mu), _smoothing.REACHED
+        radius, status = np.full(k, 3 * mu), _newton.REACHED
         while True:
             contested, settled = self._collect(radius, stride)
             goal = 0.25 * math.sqrt(k * self.top_k * self.rows / stride)  # what a count of so many rows cannot tell
@@ -253,8 +253,8 @@ class _Problem:
             status, radius = self._descend(contested, settled, stride, mu, goal)
             if accepted:  # the sample would only add its own noise; what all rows leave unknown is less
                 self.prices[:] = before
-                return ACCEPTED / math.sqrt(stride) * radius, _smoothing.REACHED
-            if stride < 4 * FINER or status != _smoothing.REACHED:
+                return ACCEPTED / math.sqrt(stride) * radius, _newton.REACHED
+            if stride < 4 * FINER or status != _newton.REACHED:
                 return radius, status
             stride //= FINER
             mu = FIRST_MU * radius.mean()
@@ -286,7 +286,7 @@ class _Problem:
         counts = np.empty(k)
         asked = _contested.survey(self.scores, self.mask, prices.astype(self.scores.dtype), stride, self.top_k, counts)
         taken, target = asked * self.top_k, self.target * (asked / max(self.rows, 1))
-        wrong = _smoothing.misplaced(counts, target, prices, 0.0 if self.free > 0 else -1.0)
+        wrong = _newton.misplaced(counts, target, prices, 0.0 if self.free > 0 else -1.0)
         self.log.append(f"survey of {asked} rows: {wrong:.0f} misplaced")
         # By chance alone 0.4 sqrt(taken k) are, with a standard deviation of 0.3 sqrt(taken).
         return wrong <= 0.4 * math.sqrt(taken * k) + 0.9 * math.sqrt(taken)
@@ -306,7 +306,7 @@ class _Problem:
     ) -> tuple[int, Floats]:
         """Newton steps on contested rows. Returns how it ended, and how far prices may still move."""
         deviation = np.empty(len(self.prices))
-        status, mu = _smoothing.descend(
+        status, mu = _newton.descend(
             contested.need.copy(),
             contested.first.copy(),
             contested.cols.copy(),

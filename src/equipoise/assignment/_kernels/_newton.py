@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiled code knows no difference between a NumPy scalar and a Python number.
+# pyright: reportArgumentType=false, reportReturnType=false
+"""Prices: Newton steps on the smoothed dual of contested rows, with less and less smoothing.
+
+Legend: k experts, m contested rows; row a of the list has the candidates `first[a]:first[a + 1]` of `cols` and `vals`
+and takes `need[a]` of them. An expert whose price is +inf is closed.
+"""
+
+import numpy as np
+
+from equipoise._core._jit import jit, jit_vector
+from equipoise.assignment._kernels._contested import Counts, Floats, Ints, Scores
+from equipoise.assignment._kernels._smoothing import demand_of_lists, demand_of_slots
+
+# In units of mu: how far a step may move two experts apart that share rows; and a step that is so long that the next
+# one has to be at the same mu.
+STEP, LONG = 4.0, 2.0
+# What ties every price to where it is, as a part of the expert's rows: it decides only where rows are few. And how far
+# an expert that shares too few rows moves, in units of mu.
+ANCHOR, ALONE = 1e-3, 1.5
+# How a descent ends: counts are within the goal; rows are tied, so that less smoothing changes nothing; or neither.
+REACHED, TIED, FAILED = 0, 1, 2
+# So many times in a row less smoothing changes nothing.
+MOST_TIED = 3
+# Newton steps in all, and at one mu.
+MOST_STEPS, MOST_STAYS = 100, 24
+
+
+@jit
+def laplacian(pairs: Floats) -> None:
+    """Turns the pair weights into mu times the Hessian: -(w + w') beside the diagonal, and their sum on it."""
+    k = pairs.shape[0]
+    for j in range(k):
+        for t in range(j):
+            weight = pairs[j, t] + pairs[t, j]
+            pairs[j, t] = pairs[t, j] = -weight
+    for j in range(k):
+        total = 0.0
+        for t in range(k):
+            if t != j:
+                total -= pairs[j, t]
+        pairs[j, j] = total
+
+
+@jit
+def newton_step(prices: Floats, demand: Floats, target: Floats, hessian: Floats, mu: float, step: Floats) -> float:
+    """Writes a Newton step for the prices, limited between experts that share rows, and in all.
+
+    Returns:
+        How far the step would have moved two such experts apart, in units of mu.
+    """
+    k = prices.shape[0]
+    right, held_back = np.zeros(k), False
+    for j in range(k):
+        if prices[j] < np.inf:
+            right[j] = demand[j] - target[j]
+            # An expert that shares too few rows to mend this by a step of a few mu is held back.
+            lacking = abs(right[j]) / ALONE - hessian[j, j]
+            held_back = held_back or lacking > 0.05 * target[j] + 1.0
+            hessian[j, j] += max(ANCHOR * target[j] + 1e-9, lacking)
+        else:
+            hessian[j, j] = 1.0
+    step[:] = conjugate_gradients(hessian, right)
+    longest = 0.0
+    for j in range(k):
+        if prices[j] < np.inf:
+            for t in range(k):
+                apart = step[t] - step[j] if prices[t] < np.inf else 0.0
+                if apart > longest:
+                    # Rows that hardly weigh in this pair weigh e times as much for every mu that the two come closer.
+                    weak = max(-hessian[j, t], 1e-7 * hessian[j, j] + 1e-300)
+                    apart *= STEP / (STEP + max(0.0, np.log(0.01 * hessian[j, j] / weak)))
+                    longest = max(longest, apart)
+    scale = mu * min(1.0, STEP / max(longest, 1e-300))
+    for j in range(k):
+        step[j] = scale * step[j] if prices[j] < np.inf else 0.0
+    return max(longest, 2 * LONG) if held_back else longest
+
+
+@jit_vector
+def _times(matrix: Floats, x: Floats, out: Floats) -> None:
+    for j in range(x.shape[0]):
+        total = 0.0
+        for t in range(x.shape[0]):
+            total += matrix[j, t] * x[t]
+        out[j] = total
+
+
+@jit_vector
+def _dot(x: Floats, y: Floats) -> float:
+    total = 0.0
+    for j in range(x.shape[0]):
+        total += x[j] * y[j]
+    return total
+
+
+@jit
+def conjugate_gradients(matrix: Floats, right: Floats) -> Floats:
+    """Solves a symmetric positive definite system, preconditioned by its diagonal, to 1e-4.
+
+    Not coarser: where experts compete in a chain, what is left of a coarse solution is the part that moves its ends.
+    """
+    k = right.shape[0]
+    x, residual, direction = np.zeros(k), right.copy(), np.empty(k)
+    inverse, z, image = np.empty(k), np.empty(k), np.empty(k)
+    for j in range(k):
+        inverse[j] = 1.0 / matrix[j, j]
+        z[j] = direction[j] = inverse[j] * residual[j]
+    rho = _dot(residual, z)
+    enough = 1e-8 * rho
+    for _ in range(2 * k):
+        if rho <= enough:
+            break
+        _times(matrix, direction, image)
+        alpha = rho / _dot(direction, image)
+        for j in range(k):
+            x[j] += alpha * direction[j]
+            residual[j] -= alpha * image[j]
+            z[j] = inverse[j] * residual[j]
+        rho, previous = _dot(residual, z), rho
+        for j in range(k):
+            direction[j] = z[j] + (rho / previous) * direction[j]
+    return x
+
+
+@jit
+def narrow(
+    need: Ints, first: Counts, cols: Ints, vals: Scores, prices: Floats, reach: float, fixed: Floats, counts: Floats
+) -> int:
+    """Drops candidates that are out of reach, in place, and rows that are left without a choice; counts demand.
+
+    Args:
+        need: [m], see above.
+        first: [m + 1].
+        cols: [entries].
+        vals: [entries].
+        prices: [k].
+        reach: how far an offer may be from the one that decides.
+        fixed: [k] what rows without a choice take; those that are dropped are added.
+        counts: [k] what all rows take at these prices, written here.
+
+    Returns:
+        How many rows are left.
+    """
+    k, m, entry = prices.shape[0], 0, 0
+    top, open_demand = np.empty(k + 1), np.zeros(k)
+    begin = first[0]
+    for a in range(need.shape[0]):
+        end, wanted = first[a + 1], need[a]
+        best = top[: wanted + 1]
+        best[:] = -np.inf
+        for e in range(begin, end):
+            offer = vals[e] - prices[cols[e]]
+            if offer > best[wanted]:
+                t = wanted
+                while t > 0 and best[t - 1] < offer:
+                    best[t] = best[t - 1]
+                    t -= 1
+                best[t] = offer
+        low, high = best[wanted - 1] - reach, best[wanted] + reach
+        start, left = entry, wanted
+        contested = best[wanted - 1] - best[wanted] <= reach
+        room = wanted
+        for e in range(begin, end):
+            j, offer = cols[e], vals[e] - prices[cols[e]]
+            takes = offer >= best[wanted - 1] and room > 0
+            room -= takes
+            if (not contested and takes) or offer > high:
+                fixed[j] += 1.0
+                left -= 1
+            elif contested and offer >= low:
+                open_demand[j] += takes
+                cols[entry], vals[entry] = j, vals[e]
+                entry += 1
+        begin = end
+        if entry > start:
+            need[m] = left
+            m += 1
+            first[m] = entry
+    for j in range(k):
+        counts[j] = fixed[j] + open_demand[j]
+    return m
+
+
+@jit
+def misplaced(counts: Floats, target: Floats, prices: Floats, near: float) -> float:
+    """Rows by which demand misses the target. Experts within `near` of the least price may have free slots."""
+    over, under, least = 0.0, 0.0, np.inf
+    for j in range(prices.shape[0]):
+        least = min(least, prices[j])
+    for j in range(prices.shape[0]):
+        over += max(0.0, counts[j] - target[j])
+        if least + near < prices[j] < np.inf:
+            under += max(0.0, target[j] - counts[j])
+    return max(over, under)
+
+
+@jit
+def descend(
+    need: Ints,
+    first: Counts,
+    cols: Ints,
+    vals: Scores,
+    fixed: Floats,
+    target: Floats,
+    free: float,
+    prices: Floats,
+    mu: float,
+    least: float,
+    goal: float,
+    reach: float,
+    deviation: Floats,
+) -> tuple[int, float]:
+    """Newton steps on contested rows with less and less smoothing, until counts are within `goal` rows of balance.
+
+    Changes the prices, and the lists, from which rows that the smoothing no longer reaches are dropped.
+
+    Args:
+        need: [m], see above.
+        first: [m + 1].
+        cols: [entries].
+        vals: [entries].
+        fixed: [k] what settled rows and certain offers take.
+        target: [k] what all rows and free slots are to take.
+        free: the number of free slots.
+        prices: [k].
+        mu: the first width.
+        least: below this width the rows say nothing.
+        goal: how many rows may be misplaced in the end.
+        reach: candidates that trail by more than so many mu are dropped when mu falls.
+        deviation: [k], by how much a price is uncertain because counts are: written here.
+
+    Returns:
+        How it ended, and the last mu.
+    """
+    k = prices.shape[0]
+    demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
+    stays, tied, excess, steps, slope = 0, 0, np.inf, 0, 0.0
+    rows, last, status = target.sum() - free, np.inf, FAILED
+    while True:
+        demand[:] = fixed
+        pairs[:] = 0.0
+        demand_of_lists(need, first, cols, vals, prices, mu, demand, pairs)
+        if free > 0:
+            demand_of_slots(free, prices, mu, demand, pairs)
+        if stays > 0 and steps < MOST_STEPS:
+            # The dual is convex: if its slope along the last step has turned, the step went too far.
+            turned = 0.0
+            for j in range(k):
+                turned += (demand[j] - target[j]) * step[j]
+            if turned < -0.3 * slope:
+                steps += 1
+                back = 1.0 - slope / (slope - turned)
+                for j in range(k):
+                    prices[j] -= back * step[j]
+                    step[j] *= 1.0 - back
+                slope *= 1.0 - back
+                continue
+        laplacian(pairs)
+        wrong = 0.0
+        for j in range(k):
+            deviation[j] = mu * np.sqrt(target[j]) / max(pairs[j, j], 0.05 * np.sqrt(target[j]) + 1e-9)
+            wrong += max(0.0, demand[j] - target[j])
+        if steps >= MOST_STEPS:
+            break
+        steps += 1
+        stays += 1
+        length = newton_step(prices, demand, target, pairs, mu, step)
+        slope = 0.0
+        for j in range(k):
+            prices[j] += step[j]
+            slope += (demand[j] - target[j]) * step[j]
+        if length > LONG or wrong > 0.1 * rows:
+            if stays < MOST_STAYS:
+                continue
+            break
+        before = first[need.shape[0]]
+        m = narrow(need, first, cols, vals, prices, reach * mu / 4, fixed, counts)
+        need, first = need[:m], first[: m + 1]
+        excess = misplaced(counts, target, prices, STEP * mu if free > 0 else -1.0)
+        tied = tied + 1 if excess > 0.9 * last and first[m] > 0.9 * before else 0
+        last = excess
+        if excess <= goal or m == 0 or tied == MOST_TIED or mu / 4 < least:
+            status = TIED if excess > max(goal, rows / 8) else REACHED
+            break
+        mu /= 4 if stays == 1 else 2
+        stays = 0
+    return status, mu
