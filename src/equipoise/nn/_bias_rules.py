@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from equipoise._core import check_at_least, check_fraction, check_positive
@@ -18,6 +18,7 @@ from equipoise.nn._routing import Routing
 from equipoise.nn._rules import RouteRequest
 from equipoise.nn._selection import choose_top
 from equipoise.ops import count_groups
+from equipoise.sampling import THIS_PROCESS, Scope
 
 
 class WideBuffers(nn.Module):
@@ -34,6 +35,23 @@ class WideBuffers(nn.Module):
             if after is not None and after.dtype != before.dtype:
                 self._buffers[name] = before.to(after.device)
         return self
+
+
+def average(
+    x: Float[Tensor, "..."], rows: Int[Tensor, ""], scope: Scope
+) -> tuple[Float[Tensor, "..."], Int[Tensor, ""]]:
+    """Averages what each rank found over all ranks, with its rows for weight; without any, 0.
+
+    Args:
+        x: this rank's.
+        rows: that it was found from.
+        scope: of the rows.
+
+    Returns:
+        The average, and the rows of all ranks. In one process x itself, and the rows.
+    """
+    total = scope.everywhere(rows)
+    return scope.everywhere(x * (rows / total.clamp_min(1)).to(x.dtype)), total
 
 
 class RunningPrices(WideBuffers):
@@ -74,19 +92,29 @@ class RunningPrices(WideBuffers):
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device=device))
 
     @torch.no_grad()
-    def take(self, logits: Float[Tensor, "T E"], mask: Tensor | None = None, top_k: int = 1) -> None:
+    def take(
+        self,
+        logits: Float[Tensor, "T E"],
+        mask: Tensor | None = None,
+        top_k: int = 1,
+        scope: Scope = THIS_PROCESS,
+    ) -> None:
         """Solves one batch and takes its prices in. A batch without rows changes nothing.
+
+        Over several ranks the prices of each scope are averaged, with its number of rows for weight.
 
         Args:
             logits: the router's, without noise.
             mask: False for rows that do not count.
             top_k: K: prices that balance one expert a row do not balance several.
+            scope: the rows that are balanced together.
         """
-        a = assign(logits, top_k=top_k, mask=mask)
-        rows = a.counts.sum()
+        a = scope.assign(logits, top_k=top_k, mask=mask)
+        own = torch.as_tensor(logits.shape[0] if mask is None else mask.sum(), device=logits.device)
+        prices, rows = average(a.prices - a.prices.mean(), own, scope)
         self.batches += rows > 0
         rate = (1.0 / self.batches.clamp_min(1)).clamp_min(1 - self.decay) * (rows > 0)
-        self.prices += (rate * (a.prices - a.prices.mean() - self.prices)).to(self.prices.dtype)
+        self.prices += (rate * (prices - self.prices)).to(self.prices.dtype)
 
     def extra_repr(self) -> str:
         """Shows the settings."""
@@ -147,7 +175,7 @@ class Priced(nn.Module):
         Args:
             routing: what this rule decided.
         """
-        self.average.take(routing.logits.detach(), routing.mask, self.top_k)
+        self.average.take(routing.logits.detach(), routing.mask, self.top_k, routing.scope)
 
 
 class Quantile(WideBuffers):
@@ -217,16 +245,17 @@ class Quantile(WideBuffers):
             routing: what this rule decided.
         """
         logits = routing.logits.detach()
-        logits = logits if routing.mask is None else logits[routing.mask]
+        logits = routing.scope.rows(logits if routing.mask is None else logits[routing.mask])
         rows, num_experts = logits.shape
-        if rows == 0 or self.top_k >= num_experts:
+        if self.top_k >= num_experts:
             return
         prices, share = self.prices.to(logits.dtype), min(max(self.top_k * rows // num_experts, 1), rows)
-        for _ in range(self.steps):
+        for _ in range(self.steps if rows else 0):
             top = (logits - prices).topk(self.top_k + 1, dim=-1).values[:, -2:]
             wanted = (logits - top.mean(-1, keepdim=True)).sort(dim=0, descending=True).values
             prices = (wanted[share - 1] + wanted[min(share, rows - 1)]) / 2
-        self.prices.copy_(prices - prices.mean())
+        prices, rows = average(prices - prices.mean(), torch.tensor(rows, device=logits.device), routing.scope)
+        self.prices.copy_(torch.where(rows > 0, prices, self.prices))
 
 
 def expert_bias(
@@ -322,7 +351,7 @@ class LossFree(WideBuffers):
             routing: what this rule decided.
         """
         num_experts = routing.num_experts
-        load = count_groups(routing.indices.reshape(-1), num_experts + 1)[:num_experts]
+        load = routing.scope.everywhere(count_groups(routing.indices.reshape(-1), num_experts + 1)[:num_experts])
         self.bias += self.rate * torch.sign(load.sum() - num_experts * load)
 
 

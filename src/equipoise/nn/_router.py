@@ -39,6 +39,7 @@ from equipoise.nn._rules import RouteRequest, RoutingRule, RuleTraits, rule_trai
 from equipoise.nn._schedules import Schedule
 from equipoise.nn._selection import choose_top
 from equipoise.ops import log_softmax
+from equipoise.sampling import THIS_PROCESS, Scope
 
 EVALUATIONS = ("argmax", "priced")
 
@@ -60,6 +61,8 @@ class Router(WideBuffers):
 
     temperature: Tensor
     updates: Tensor
+    scope: Scope = THIS_PROCESS
+    """The rows that share the capacity; `equipoise.distributed.parallelize` sets another."""
 
     def __init__(
         self,
@@ -178,23 +181,29 @@ class Router(WideBuffers):
             wide = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
             logits = self.logits(x.reshape(-1, self.dim).to(wide))
             log_p = log_softmax(logits)
+            rows, traits = logits.shape[0], self.traits
+            exact = traits.holds_all and self.training
+            scope = self.scope.begin(rows, whole=mask is None, training=self.training, exact=exact)
             request = RouteRequest(
                 logits=logits,
                 log_p=log_p,
-                capacity=self.capacity(logits.shape[0]),
+                capacity=self.capacity(scope.count(rows)),
                 mask=flat_mask,
                 token_ids=None if token_ids is None else token_ids.reshape(-1).long(),
                 positions=_positions(shape, x.device),
                 training=self.training,
                 temperature=self.temperature if self._temperature_moves else self.fixed_temperature,
-                generator=generator,
+                generator=scope.generator(generator, x.device) if self.training else generator,
                 eps=self.auto.read("eps") if self.auto is not None and "eps" in self.auto.names else None,
                 shape=shape,
+                scope=scope,
             )
             routing = self._choose(logits, request)
-            if not (self.training and self.loss_weights):
-                return routing
-            return replace(routing, balance_losses=balance_losses(self.loss_weights, logits, request))
+            if self.training and self.loss_weights:
+                routing = replace(routing, balance_losses=balance_losses(self.loss_weights, logits, request))
+            if scope.ranks > 1:  # now, since all ranks are here, and not when one of them reads it
+                _ = routing.stats
+            return routing
 
     def capacity(self, rows: int) -> int | None:
         """Returns how many of T rows an expert may take in this mode, at least K; None: any number.
@@ -230,7 +239,7 @@ class Router(WideBuffers):
         if self.traits.observe is not None:
             self.traits.observe(routing)
         if self.average is not None:
-            self.average.take(routing.logits.detach(), routing.mask, self.traits.top_k)
+            self.average.take(routing.logits.detach(), routing.mask, self.traits.top_k, routing.scope)
         self.updates += 1
         if self.schedule is not None:
             self.temperature.fill_(self.schedule(int(self.updates)))

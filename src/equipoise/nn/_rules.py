@@ -15,7 +15,8 @@ from torch import Tensor
 from equipoise.estimators import read_traits
 from equipoise.nn._router_checks import check_choice
 from equipoise.nn._routing import Routing
-from equipoise.ops import count_groups, rank_within_groups
+from equipoise.ops import count_groups
+from equipoise.sampling import THIS_PROCESS, Scope
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,6 +36,7 @@ class RouteRequest:
         eps: the mixture weight of the proposal, for rules that mix; None: the rule's own.
         generator: where randomness comes from; None is torch's global stream.
         shape: the leading dimensions of the input, x [*shape, dim]; None: it had one.
+        scope: the rows that share the capacity: those of the logits, or those of several ranks.
     """
 
     logits: Float[Tensor, "T E"]
@@ -48,6 +50,7 @@ class RouteRequest:
     generator: torch.Generator | None
     eps: Float[Tensor, ""] | None = None
     shape: tuple[int, ...] | None = None
+    scope: Scope = THIS_PROCESS
 
     def route(
         self,
@@ -84,6 +87,7 @@ class RouteRequest:
             weight=weight.detach(),
             mask=mask,
             shape=(rows,) if self.shape is None else self.shape,
+            scope=self.scope,
             **known,
         )
 
@@ -155,7 +159,11 @@ def rule_traits(rule: RoutingRule) -> RuleTraits:
 
 
 def drop_overflow(
-    indices: Int[Tensor, "T K"], num_experts: int, capacity: int | None, mask: Bool[Tensor, "T"] | None = None
+    indices: Int[Tensor, "T K"],
+    num_experts: int,
+    capacity: int | None,
+    mask: Bool[Tensor, "T"] | None = None,
+    scope: Scope = THIS_PROCESS,
 ) -> Int[Tensor, "T K"]:
     """Limits every expert to its first `capacity` rows, by position; all first choices come before all second ones.
 
@@ -164,6 +172,7 @@ def drop_overflow(
         num_experts: E.
         capacity: rows that an expert may take; None: no limit.
         mask: rows that take an expert; the others take up no room.
+        scope: the rows that share the capacity; those of lower ranks come first.
 
     Returns:
         The experts that process each row; `num_experts` where one has no room, or the row is masked.
@@ -177,8 +186,9 @@ def drop_overflow(
     if capacity is None:
         return indices
     asked = indices.T.reshape(-1)  # choice by choice, rows in order
-    keys = torch.zeros(asked.shape, device=asked.device)
-    rank = rank_within_groups(asked, keys, count_groups(asked, num_experts + 1))
+    choice = torch.arange(indices.shape[1], dtype=torch.float32, device=asked.device)
+    keys = choice.repeat_interleave(indices.shape[0])
+    rank = scope.rank_within_groups(asked, keys, scope.total(count_groups(asked, num_experts + 1)))
     kept = torch.where(rank < capacity, asked, num_experts)
     return kept.reshape(indices.shape[1], indices.shape[0]).T
 

@@ -66,7 +66,7 @@ def choose(
     Returns:
         The decision.
     """
-    indices = drop_overflow(wanted, request.num_experts, request.capacity, request.mask)
+    indices = drop_overflow(wanted, request.num_experts, request.capacity, request.mask, request.scope)
     chosen = indices < request.num_experts
     if gated:
         log_p_z = at_experts(request.log_p, wanted)
