@@ -25,7 +25,7 @@ def clip_grad_norm_(
 ) -> Float[Tensor, ""]:
     """Scales gradients in place so that their norm over all parameters and ranks is at most `max_norm`.
 
-    What `torch.nn.utils.clip_grad_norm_` computes in one process. That one refuses parameters on different meshes, which
+    What `torch.nn.utils.clip_grad_norm_` computes in one process. That one refuses parameters on different meshes, as
     experts and everything else are. Each shard counts once: a parameter that ranks share is counted on one, and one
     that is spread over ranks is added up over them.
 
@@ -50,7 +50,9 @@ def clip_grad_norm_(
     gradients: list[Any] = [x.grad for x in given if x.grad is not None]
     total = _total_norm(gradients, norm_type)
     if error_if_nonfinite and not bool(total.isfinite()):
-        raise RuntimeError(f"the norm of the gradients must be finite, got {float(total)}: look for the layer it is from")
+        raise RuntimeError(
+            f"the norm of the gradients must be finite, got {float(total)}: look for the layer it is from"
+        )
     scale = (max_norm / (total + 1e-6)).clamp_max(1.0)
     for gradient in gradients:
         local = _local(gradient)

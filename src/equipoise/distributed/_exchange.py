@@ -125,9 +125,7 @@ class AllToAllDispatcher:
         way = _Uneven(sent=sent, received=received, order=order, place=place)
         return Grouped(rows=rows, counts=incoming.sum(0), slots=None), way
 
-    def _exchange(
-        self, x: Tensor, receive: Sequence[int] | None, send: Sequence[int] | None, factor: float
-    ) -> Tensor:
+    def _exchange(self, x: Tensor, receive: Sequence[int] | None, send: Sequence[int] | None, factor: float) -> Tensor:
         return _Exchange.apply(x, receive, send, factor, self.ranks)  # pyright: ignore[reportReturnType]
 
 

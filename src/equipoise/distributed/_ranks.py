@@ -122,9 +122,7 @@ class Ranks:
         with explained("a broadcast of parameters"):
             dist.broadcast(x, self.members[0], group=self.group)
 
-    def all_to_all(
-        self, x: Tensor, receive: Sequence[int] | None = None, send: Sequence[int] | None = None
-    ) -> Tensor:
+    def all_to_all(self, x: Tensor, receive: Sequence[int] | None = None, send: Sequence[int] | None = None) -> Tensor:
         """Sends a part of the rows to each rank of the expert axis, and returns what they send.
 
         Args:
@@ -171,8 +169,9 @@ def explained(what: str) -> Generator[None]:
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RankError(
-            f"{what} did not complete on rank {dist.get_rank()}: another rank ended, raised an error, or runs something "
-            f"else. Look for the first error among the logs of all ranks, then go on from the last checkpoint. ({first})"
+            f"{what} did not complete on rank {dist.get_rank()}: another rank ended, raised an error, or runs "
+            "something else. Look for the first error among the logs of all ranks, then go on from the last "
+            f"checkpoint. ({first})"
         ) from error
 
 

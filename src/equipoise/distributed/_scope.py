@@ -57,9 +57,7 @@ class MeshScope(Scope):
         """Tells the other ranks how many rows there are, while the router works; see `Scope`."""
         if self.peers.size == 1 or not (self.shared or exact):
             return self
-        return MeshScope(
-            self.peers, shared=self.shared, facts=self.peers.gather_numbers([num_rows, whole, training])
-        )
+        return MeshScope(self.peers, shared=self.shared, facts=self.peers.gather_numbers([num_rows, whole, training]))
 
     @property
     def facts(self) -> list[_Facts]:
@@ -80,8 +78,10 @@ class MeshScope(Scope):
         """Whether all ranks have as many rows, none of them masked."""
         if self.peers.size == 1:
             return True
-        return self._wait is not None and len({fact.rows for fact in self.facts}) == 1 and all(
-            fact.whole for fact in self.facts
+        return (
+            self._wait is not None
+            and len({fact.rows for fact in self.facts}) == 1
+            and all(fact.whole for fact in self.facts)
         )
 
     def generator(self, given: torch.Generator | None, device: torch.device) -> torch.Generator | None:

@@ -45,9 +45,7 @@ class TrainingState:
         Args:
             state: from `state_dict`, filled from the checkpoint.
         """
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         for name, module in self.others.items():
             module.load_state_dict(state["others"][name])
         for name in _random_state():

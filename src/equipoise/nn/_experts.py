@@ -120,10 +120,8 @@ class _StackedExperts(nn.Module):
 
     def _weights(self, groups: Grouped, dtype: torch.dtype) -> Weights:
         """Returns the parameters of the experts that are here, in `dtype`; requires a group for each."""
-        up, up_bias, down, down_bias = (
-            None if x is None else here(x).to(dtype) for x in (self.up, self.up_bias, self.down, self.down_bias)
-        )
-        assert up is not None and down is not None
+        up, down = here(self.up).to(dtype), here(self.down).to(dtype)
+        up_bias, down_bias = (None if x is None else here(x).to(dtype) for x in (self.up_bias, self.down_bias))
         check_group_sizes(groups.rows.shape[0], groups.num_experts, groups.slots, up.shape[0])
         return Weights(up=up, up_bias=up_bias, down=down, down_bias=down_bias, activation=self.activation)
 
