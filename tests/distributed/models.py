@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import equipoise as eq
@@ -24,6 +25,15 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "priced": {"router": "priced"},
     "priced-2": {"router": "priced", "top_k": 2},
 }
+
+
+def mesh_of(*sizes: int) -> DeviceMesh:
+    names = ("data", "expert")[-len(sizes) :]
+    return init_device_mesh("cpu", sizes, mesh_dim_names=names)
+
+
+def one_axis() -> DeviceMesh:
+    return mesh_of(dist.get_world_size())
 
 
 class Model(nn.Module):

@@ -30,8 +30,8 @@ def main(rank: int, size: int, folder: Path, names: list[str]) -> None:
         start = time.monotonic()
         results[name] = run(CHECKS[name], folder / name)
         print(f"{name} {time.monotonic() - start:.1f} s", flush=True)
+        (folder / f"results-{rank}.json").write_text(json.dumps(results))
         dist.barrier()
-    (folder / f"results-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

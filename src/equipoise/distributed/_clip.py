@@ -45,7 +45,8 @@ def clip_grad_norm_(
         (tensor(5.), tensor([0.6000, 0.8000]))
     """
     check_positive("max_norm", max_norm)
-    check_positive("norm_type", norm_type)
+    if not math.isinf(norm_type):
+        check_positive("norm_type", norm_type)
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients: list[Any] = [x.grad for x in given if x.grad is not None]
     total = _total_norm(gradients, norm_type)

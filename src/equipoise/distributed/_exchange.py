@@ -80,7 +80,8 @@ class AllToAllDispatcher:
     def dispatch(self, x: Float[Tensor, "T dim"], routing: Routing) -> tuple[Grouped, ExchangeMetadata]:
         """Takes the tokens to their experts; see `equipoise.nn.Dispatcher`."""
         groups, home = self._local.dispatch(x, routing)
-        if routing.exactly_balanced and routing.scope.alike:
+        alike = routing.scope.alike  # read by all ranks, so that a disagreement is found by all
+        if alike and routing.exactly_balanced:
             rows, way = self._send_equal(groups)
         else:
             rows, way = self._send_uneven(groups)

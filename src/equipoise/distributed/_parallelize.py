@@ -143,15 +143,15 @@ class _AverageOverData:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._seen: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        self._seen: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
     def __call__(self, module: nn.Module, inputs: object) -> None:
         del inputs
         if isinstance(module, FSDPModule):
             return
         for parameter in module.parameters():
-            if parameter.requires_grad and parameter not in self._seen:
-                self._seen.add(parameter)
+            if parameter.requires_grad and self._seen.get(id(parameter)) is not parameter:
+                self._seen[id(parameter)] = parameter
                 parameter.register_post_accumulate_grad_hook(self._average)
 
     def _average(self, parameter: Tensor) -> None:

@@ -182,8 +182,8 @@ class Router(WideBuffers):
             logits = self.logits(x.reshape(-1, self.dim).to(wide))
             log_p = log_softmax(logits)
             rows, traits = logits.shape[0], self.traits
-            exact = traits.holds_all and self.training
-            scope = self.scope.begin(rows, whole=mask is None, training=self.training, exact=exact)
+            whole, exact = mask is None, traits.holds_all
+            scope = self.scope.begin(rows, whole=whole, training=self.training, exact=exact)
             request = RouteRequest(
                 logits=logits,
                 log_p=log_p,
