@@ -29,6 +29,7 @@ from equipoise.assignment._checks import check_prices, check_top_k
 from equipoise.assignment._cycle_cancelling import cycle_cancelling
 from equipoise.assignment._infeasible import check_start
 from equipoise.assignment._range import Solved, Solver, solve_in_range
+from equipoise.assignment._settle import settle_in_torch
 
 # From scores [b, n, k], capacity [b, k], mask [b, n] or None and prices [b, k] or None: z and prices.
 TorchSolver = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
@@ -115,10 +116,10 @@ def assign(
     # None is left to the solver: where it works in NumPy anyway, that makes the tensor in a third of the time.
     given = None if capacity is None else check_capacity(capacity, batch, n, k, mask, scores.device)
     if method == "auto":
-        method = "primal-dual" if top_k is not None else _best_method(scores.device)
+        method = "primal-dual" if scores.device.type == "cpu" else "settle"
     elif method == "primal-dual" and scores.device.type != "cpu":
         raise ValueError(
-            f'method "primal-dual" needs scores on the CPU, got {scores.device}: use "cycle-cancelling" or scores.cpu()'
+            f'method "primal-dual" needs scores on the CPU, got {scores.device}: use "settle" or scores.cpu()'
         )
     # Within torch.vmap a tensor does not tell whether it is differentiated further out.
     differentiated = (scores.requires_grad and torch.is_grad_enabled()) or in_transform() or has_tangent(scores)
@@ -137,10 +138,6 @@ def assign(
     return Assignment(
         z=z, counts=counts, capacity=full_capacity, mask=used_mask, value=value, prices=final_prices, gap=gap
     )
-
-
-def _best_method(device: torch.device) -> str:
-    return "primal-dual" if device.type == "cpu" else "cycle-cancelling"
 
 
 def _with_gradient(value: Tensor, scores: Tensor, z: Tensor, mask: Tensor | None) -> Tensor:
@@ -175,22 +172,10 @@ def _assign_op(
 ) -> Solved:
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
-    if method != "primal-dual":
-        return solve_in_range(METHODS[method], scores, capacity, mask, prices)
-    solve, device = functools.partial(_compiled_solver(), top_k=each), scores.device
-    if device.type == "cpu":
-        return solve_in_range(solve, scores, capacity, mask, prices)
-    capacity, mask, prices = (x if x is None else x.cpu() for x in (capacity, mask, prices))
-    z, counts, capacity, mask, value, prices, gap = solve_in_range(solve, scores.cpu(), capacity, mask, prices)
-    return (
-        z.to(device),
-        counts.to(device),
-        capacity.to(device),
-        mask.to(device),
-        value.to(device),
-        prices.to(device),
-        gap.to(device),
-    )
+    solve = METHODS[method]
+    if each > 1:
+        solve = functools.partial(solve, top_k=each)
+    return solve_in_range(solve, scores, capacity, mask, prices)
 
 
 def _assign_vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Solved, tuple[int, ...]]:
@@ -215,8 +200,10 @@ def _compiled_solver() -> Callable[..., Solved]:
     return primal_dual
 
 
-def _solve_compiled(scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None) -> Solved:
-    return _compiled_solver()(scores, capacity, mask, prices)
+def _solve_compiled(
+    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, top_k: int = 1
+) -> Solved:
+    return _compiled_solver()(scores, capacity, mask, prices, top_k)
 
 
 _OPERATOR = torch.ops.equipoise.assign.default
@@ -259,6 +246,7 @@ def _solve_in_torch(
 # What `assign` knows by name, apart from "auto". A new method is one row here.
 METHODS: dict[str, Solver] = {
     "primal-dual": _solve_compiled,
+    "settle": settle_in_torch,
     "cycle-cancelling": certified(cycle_cancelling),
     "auction": certified(auction_assign),
 }
