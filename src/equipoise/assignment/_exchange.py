@@ -10,7 +10,7 @@ Legend: m rows, k experts.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
+@runtime_checkable
 class Exchange(Protocol):
     """What holders of rows tell each other. All of them call the same methods in the same order."""
 
