@@ -116,10 +116,13 @@ def find_prices(
     for _ in range(HARD_STEPS):
         z, _ = best_experts(scores, prices, top_k)
         counts = exchange.reduce(count_experts(z, mask, target.shape[-1]))
-        counts = counts + free_shares(prices, mu) * free.unsqueeze(-1)
-        step = newton_step(counts, demand.pairs, target, mu)
-        prices = lowered(prices + step)
-        apart = step.amax(-1) - step.amin(-1)
+        slots = free_shares(prices, mu) * free.unsqueeze(-1)
+        step = newton_step(counts + slots, demand.pairs, target, mu)
+        # An expert that has a free slot, and would have one at a slightly lower price, has price 0 in the end.
+        idle = (counts < target) & (slots >= 1.0)
+        prices = lowered(prices + step).masked_fill(idle, 0.0)
+        apart = step.masked_fill(idle, 0.0)
+        apart = apart.amax(-1) - apart.amin(-1)
     return Start(prices, apart, passes + HARD_STEPS)
 
 
