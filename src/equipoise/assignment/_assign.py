@@ -61,12 +61,12 @@ def assign(
             expert, shape [k]; or one for each problem and expert, shape [..., k], in a list, a NumPy array or a tensor.
             Capacities may sum to more than the rows. Those above 2**40 are no limit, and are returned as 2**40.
         top_k: None: one expert a row, z [..., n]. An int K: K different experts a row, z [..., n, K], best offer first;
-            by the method "primal-dual" only. Scores on another device are copied to the CPU for it.
+            by the methods "primal-dual" and "settle".
         mask: False for rows that take no expert (padding).
         prices: a start from an earlier `Assignment.prices`. It changes the time, not the value of the result.
-        method: "primal-dual": exact, on the CPU, compiled; "cycle-cancelling": exact, the paper's own algorithm, on any
-            device; "auction": the inexact start of the latter, as BASE layers use it; "auto": the first on the CPU, the
-            second elsewhere.
+        method: "primal-dual": exact, on the CPU, compiled; "settle": exact, on any device, which only contested rows
+            leave; "cycle-cancelling": exact, the paper's own algorithm, on any device; "auction": the inexact start of
+            the latter, as BASE layers use it; "auto": the first on the CPU, the second elsewhere.
 
     Returns:
         The assignment, with its value, the prices and the optimality gap in float64. The value is differentiable: its
@@ -102,19 +102,7 @@ def assign(
         Kool, Maddison, Mnih (2021), section 2.2 and appendix D.2.
         Tokuyama, Nakano (1995), Efficient algorithms for the Hitchcock transportation problem.
     """
-    check_matrix("scores", scores)
-    check_one_of("method", method, ("auto", *METHODS))
-    *batch, n, k = scores.shape
-    each = 1 if top_k is None else check_top_k(top_k, k, method)
-    check_mask(mask, [*batch, n])
-    check_same_device("mask", mask, "scores", scores)
-    if prices is not None:
-        check_prices(prices, (*batch, k))
-        check_same_device("prices", prices, "scores", scores)
-    if isinstance(capacity, Tensor):
-        check_same_device("capacity", capacity, "scores", scores)
-    # None is left to the solver: where it works in NumPy anyway, that makes the tensor in a third of the time.
-    given = None if capacity is None else check_capacity(capacity, batch, n, k, mask, scores.device)
+    given, each = check_problem(scores, capacity, top_k, mask, prices, method)
     if method == "auto":
         method = "primal-dual" if scores.device.type == "cpu" else "settle"
     elif method == "primal-dual" and scores.device.type != "cpu":
@@ -138,6 +126,26 @@ def assign(
     return Assignment(
         z=z, counts=counts, capacity=full_capacity, mask=used_mask, value=value, prices=final_prices, gap=gap
     )
+
+
+def check_problem(
+    scores: Tensor, capacity: Capacity, top_k: int | None, mask: Tensor | None, prices: Tensor | None, method: str
+) -> tuple[Tensor | None, int]:
+    """Checks what `assign` is given, as far as that takes no look at values; returns the capacity, and K."""
+    check_matrix("scores", scores)
+    check_one_of("method", method, ("auto", *METHODS))
+    *batch, n, k = scores.shape
+    each = 1 if top_k is None else check_top_k(top_k, k, method)
+    check_mask(mask, [*batch, n])
+    check_same_device("mask", mask, "scores", scores)
+    if prices is not None:
+        check_prices(prices, (*batch, k))
+        check_same_device("prices", prices, "scores", scores)
+    if isinstance(capacity, Tensor):
+        check_same_device("capacity", capacity, "scores", scores)
+    # None is left to the solver: where it works in NumPy anyway, that makes the tensor in a third of the time.
+    given = None if capacity is None else check_capacity(capacity, batch, n, k, mask, scores.device)
+    return given, each
 
 
 def _with_gradient(value: Tensor, scores: Tensor, z: Tensor, mask: Tensor | None) -> Tensor:
