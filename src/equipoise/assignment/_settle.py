@@ -233,7 +233,7 @@ def settle_rows(problem: Problem, start: Start) -> tuple[Choice, Float[Tensor, "
     z, lead = best_experts(scores, start.prices, top_k)
     legal = ~lead.isnan() if mask is None else ~lead.isnan() & mask
     lead = lead if mask is None else lead.masked_fill(~mask, -torch.inf)
-    return Choice(z, lead, start.radius.unsqueeze(-1) * start.radius.new_tensor(LADDER)), legal.sum(-1).double()
+    return Choice(z, lead, torch.stack([part * start.radius for part in LADDER], -1)), legal.sum(-1).double()
 
 
 def least_radii(table: Table) -> Floats:
