@@ -11,26 +11,23 @@ import pytest
 import torch
 import torch.distributed as dist
 from models import (
-    DIM,
-    EXPERTS,
     ROUTERS,
     ROWS,
     Model,
     check_gradients,
     loss_of,
     mean_over_ranks,
-    one_axis,
     mesh_of,
+    one_axis,
     reference,
     rows_of,
-    streams,
 )
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import equipoise as eq
+from checks_global import GLOBAL_CHECKS
 
 
 def parity(folder: Path, options: dict[str, Any], sizes: tuple[int, ...] | None = None) -> None:
@@ -50,13 +47,8 @@ def parity_ddp(folder: Path, options: dict[str, Any]) -> None:
     """The same under DDP on a mesh of two axes, with gradients of two micro-batches added up."""
     model, rank, size = Model(**options), dist.get_rank(), dist.get_world_size()
     one = Model(**options)
-    total = torch.zeros([])
     for step in range(2):
-        loss, part = reference(one, [ROWS] * size, seed=step, step=step)
-        total = total + loss
-        for p, q in zip(one.parameters(), part.parameters(), strict=True):
-            p.grad = q.grad if p.grad is None else p.grad  # deepcopy keeps gradients: they add up in `part`
-        one = part
+        reference(one, [ROWS] * size, seed=step, step=step, copy=False)
     eq.distributed.parallelize(model, mesh_of(2, size // 2))
     ddp = DistributedDataParallel(model)
     for step in range(2):
@@ -244,6 +236,7 @@ def disagreement(folder: Path) -> None:
 
 
 CHECKS: dict[str, Callable[[Path], None]] = {
+    **GLOBAL_CHECKS,
     **{f"parity-{name}": partial(parity, options=options) for name, options in ROUTERS.items()},
     **{f"ddp-{name}": partial(parity_ddp, options=ROUTERS[name]) for name in ("skip-iw", "gm-iw-mix", "topk-2")},
     **{f"fsdp-{name}": partial(parity_fsdp, options=ROUTERS[name]) for name in ("skip-iw", "gm-iw-mix", "priced-2")},

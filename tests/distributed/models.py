@@ -75,9 +75,9 @@ def streams(seed: int, rank: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(stream_seed(number, rank)) for number in numbers]
 
 
-def reference(model: Model, sizes: list[int], seed: int, step: int = 0) -> tuple[Tensor, Model]:
-    """The mean of the ranks' losses in one process, with its gradient."""
-    model = deepcopy(model)
+def reference(model: Model, sizes: list[int], seed: int, step: int = 0, *, copy: bool = True) -> tuple[Tensor, Model]:
+    """The mean of the ranks' losses in one process, with its gradient, which is added to what there is."""
+    model = deepcopy(model) if copy else model
     total = torch.zeros([], dtype=torch.float64)
     for rank, rows in enumerate(sizes):
         total = total + loss_of(model, rows_of(rank, rows, step), streams(seed, rank))[0] / len(sizes)

@@ -24,12 +24,14 @@ def main(rank: int, size: int, folder: Path, names: list[str]) -> None:
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=TIMEOUT)
+    where = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=TIMEOUT)
     results: dict[str, str] = {}
     for name in names:
         start = time.monotonic()
         results[name] = run(CHECKS[name], folder / name)
-        print(f"{name} {time.monotonic() - start:.1f} s", flush=True)
+        sys.stdout.write(f"{name} {time.monotonic() - start:.1f} s\n")
+        sys.stdout.flush()
         (folder / f"results-{rank}.json").write_text(json.dumps(results))
         dist.barrier()
     dist.destroy_process_group()

@@ -7,6 +7,7 @@ follows from numbers that all ranks have, so that they agree without asking.
 Legend: n rows (datapoints) of this rank, N of all ranks, k columns (experts), K experts a row, ... batch dimensions.
 """
 
+import math
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -83,15 +84,14 @@ def shared_assign(
     check_mask(mask, [*batch, n])
     scores = scores.detach()
     wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    flat, flat_mask = wide.reshape(-1, n, k), None if mask is None else mask.reshape(-1, n)
+    flat, flat_mask = _flattened(wide, mask)
     exchange = RankExchange(peers)
-    sizes = torch.stack([count_rows(flat, flat_mask, exchange), exchange.reduce(flat.new_full([len(flat)], n).double())])
-    rows, entries = sizes[0], float(sizes[1].sum()) * k
+    rows = count_rows(flat, flat_mask, exchange)
     if capacity is None:
         slots = -(-(top_k or 1) * rows.long() // k).unsqueeze(-1).expand(-1, k).reshape(*batch, k)
     else:
         slots = check_capacity(capacity, batch, n, k, mask, scores.device)
-    if entries > SMALL_ENTRIES:
+    if float(rows.sum()) * k > SMALL_ENTRIES:
         found = _settled(exchange, flat, flat_mask, slots.reshape(-1, k), top_k or 1)
         if found is not None:
             return _in_shape(found, batch, mask, slots, top_k)
@@ -100,6 +100,13 @@ def shared_assign(
     a = assign(every, slots, top_k=top_k, mask=masks)
     z = a.z[..., own] if top_k is None else a.z[..., own, :]
     return replace(a, z=z, mask=a.mask[..., own])
+
+
+def _flattened(x: Tensor, of_rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Makes one batch dimension of [..., n, k] and [..., n]; a rank may have no rows."""
+    *batch, n, k = x.shape
+    b = math.prod(batch)
+    return x.reshape(b, n, k), None if of_rows is None else of_rows.reshape(b, n)
 
 
 def _settled(exchange: RankExchange, scores: Tensor, mask: Tensor | None, slots: Tensor, top_k: int) -> Any:
@@ -116,7 +123,7 @@ def _settled(exchange: RankExchange, scores: Tensor, mask: Tensor | None, slots:
 def _in_shape(proof: Any, batch: list[int], mask: Tensor | None, slots: Tensor, top_k: int | None) -> Assignment:
     """Makes the result of a proof, whose batch is flattened."""
     k, n = slots.shape[-1], proof.z.shape[1]
-    z = proof.z.reshape(*batch, n, -1)
+    z = proof.z.reshape(*batch, n, top_k or 1)
     z = z if mask is None else z.where(mask.unsqueeze(-1), k)
     return Assignment(
         z=z.squeeze(-1) if top_k is None else z,
@@ -142,8 +149,9 @@ def shared_detours(peers: Ranks, scores: Tensor, a: Assignment) -> Tensor:
     Returns:
         float64 [..., k, k].
     """
-    *batch, n, k = scores.shape
-    flat, z = scores.reshape(-1, n, k).double(), a.z.reshape(-1, n)
+    *batch, _, k = scores.shape
+    flat, z = _flattened(scores.double(), a.z)
+    assert z is not None
     capacity, counts, prices = (x.reshape(-1, k) for x in (a.capacity, a.counts, a.prices))
     cost = peers.all_reduce(move_cost(flat, z, capacity, counts), "min")
     return detours_from_costs(cost, prices).reshape(*batch, k, k)
@@ -165,7 +173,7 @@ def shared_sinkhorn(
         log_p of this rank's rows; the rest of all rows.
     """
     *batch, n, k = logits.shape
-    flat, flat_mask = logits.detach().reshape(-1, n, k), None if mask is None else mask.reshape(-1, n)
+    flat, flat_mask = _flattened(logits.detach(), mask)
     rows = count_rows(flat, flat_mask, RankExchange(peers))
     if capacity is None:
         target = (rows / k).unsqueeze(-1).expand(-1, k).contiguous()

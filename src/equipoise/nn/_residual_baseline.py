@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equipoise._core import check_fraction, check_shape
-from equipoise.sampling import THIS_PROCESS, Scope
 from equipoise.nn._bias_rules import WideBuffers
+from equipoise.sampling import THIS_PROCESS, Scope
 
 # Below this fraction of the mean square, a variance is rounding, and its inverse noise.
 _NO_SPREAD = 1e-8

@@ -30,7 +30,6 @@ from equipoise.nn._surrogate_checks import (
 )
 from equipoise.sampling import Scope
 
-
 # The first calls show whether a training loop is put together rightly; later ones are looked at now and then.
 _CHECKED_CALLS = 3
 
