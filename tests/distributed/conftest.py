@@ -2,40 +2,17 @@
 """Starts the ranks of a world once, for all of its checks."""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
-Outcomes = Callable[[int], dict[str, list[str]]]
-
-
-def start(size: int, folder: Path, *arguments: str, script: str = "worker.py") -> list[subprocess.Popen[str]]:
-    """Starts every rank; each writes what it prints into a file of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    folder.mkdir(parents=True, exist_ok=True)
-    return [
-        subprocess.Popen(
-            [sys.executable, str(HERE / script), str(rank), str(size), str(folder), *arguments],
-            stdout=(folder / f"out-{rank}").open("w"),
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for rank in range(size)
-    ]
+from support.distributed.launch import Outcomes, start
+from support.distributed.worlds import WORLDS
 
 
 @pytest.fixture(scope="session")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Runs all checks of a world size, the first time that one is asked for; returns each rank's error by check."""
-    from test_distributed import WORLDS
 
     @cache
     def run(size: int) -> dict[str, list[str]]:

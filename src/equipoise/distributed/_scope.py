@@ -16,7 +16,7 @@ from equipoise._core import Capacity, check_capacity
 from equipoise.assignment import Assignment
 from equipoise.balancing import Balanced
 from equipoise.distributed._ranks import Ranks
-from equipoise.distributed._shared_solvers import shared_assign, shared_detours, shared_sinkhorn
+from equipoise.distributed._shared_solvers import gather_matrix, shared_assign, shared_detours, shared_sinkhorn
 from equipoise.ops import count_groups, rank_within_groups
 from equipoise.sampling import Scope
 
@@ -95,7 +95,11 @@ class MeshScope(Scope):
 
     def count(self, num_rows: int) -> int:
         """Adds up the rows of the scope; see `Scope`."""
-        return num_rows if self.ranks == 1 else sum(fact.rows for fact in self.facts)
+        if self.ranks == 1:
+            return num_rows
+        if self._wait is None:  # outside of a forward pass
+            return sum(rows for (rows,) in self.peers.gather_numbers([num_rows])())
+        return sum(fact.rows for fact in self.facts)
 
     def slots(self, capacity: Capacity, shape: Sequence[int], mask: Tensor | None, device: torch.device) -> Tensor:
         """Turns a capacity into int64 [..., k]; see `Scope`."""
@@ -151,12 +155,11 @@ class MeshScope(Scope):
         """Ranks rows among the scope's; see `Scope`. A label and a key of each row travel."""
         if self.ranks == 1:
             return rank_within_groups(groups, keys, counts)
-        parts = self.peers.all_gather(torch.stack([groups.double(), keys.double()], 1))  # both are exact in float64
-        before = sum(part.shape[0] for part in parts[: self.peers.rank])
-        every = torch.cat(parts)
-        labels = every[:, 0].long()
-        ranked = rank_within_groups(labels, every[:, 1].to(keys.dtype), count_groups(labels, counts.shape[-1]))
-        return ranked[before : before + groups.shape[0]]
+        pairs = torch.stack([groups.double(), keys.double()], -1)  # both are exact in float64
+        every, own = gather_matrix(self.peers, pairs, -2)
+        labels = every[..., 0].long()
+        ranked = rank_within_groups(labels, every[..., 1].to(keys.dtype), count_groups(labels, counts.shape[-1]))
+        return ranked[..., own]
 
     def __repr__(self) -> str:
         """Shows the kind, and the ranks."""

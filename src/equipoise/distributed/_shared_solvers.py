@@ -24,7 +24,7 @@ from equipoise.balancing import Balanced, sinkhorn
 from equipoise.balancing._solve import solve_spread
 from equipoise.distributed._ranks import Ranks
 
-# Entries of all rows below which every rank takes all of them and solves alone: fewer messages than the passes need.
+# Entries of a problem's rows below which every rank takes all of them and solves alone: fewer messages than the passes need.
 SMALL_ENTRIES = 1 << 16
 # What the exact methods of `assign` promise of the gap.
 _OPTIMAL = 1e-9
@@ -91,7 +91,7 @@ def shared_assign(
         slots = -(-(top_k or 1) * rows.long() // k).unsqueeze(-1).expand(-1, k).reshape(*batch, k)
     else:
         slots = check_capacity(capacity, batch, n, k, mask, scores.device)
-    if float(rows.sum()) * k > SMALL_ENTRIES:
+    if float(rows.max()) * k > SMALL_ENTRIES:
         found = _settled(exchange, flat, flat_mask, slots.reshape(-1, k), top_k or 1)
         if found is not None:
             return _in_shape(found, batch, mask, slots, top_k)

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from models import (
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import equipoise as eq
+from support.distributed.checks_global import GLOBAL_CHECKS
+from support.distributed.checks_runs import RUN_CHECKS
+from support.distributed.models import (
     ROUTERS,
     ROWS,
     Model,
@@ -22,12 +29,6 @@ from models import (
     reference,
     rows_of,
 )
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
-
-import equipoise as eq
-from checks_global import GLOBAL_CHECKS
 
 
 def parity(folder: Path, options: dict[str, Any], sizes: tuple[int, ...] | None = None) -> None:
@@ -237,6 +238,7 @@ def disagreement(folder: Path) -> None:
 
 CHECKS: dict[str, Callable[[Path], None]] = {
     **GLOBAL_CHECKS,
+    **RUN_CHECKS,
     **{f"parity-{name}": partial(parity, options=options) for name, options in ROUTERS.items()},
     **{f"ddp-{name}": partial(parity_ddp, options=ROUTERS[name]) for name in ("skip-iw", "gm-iw-mix", "topk-2")},
     **{f"fsdp-{name}": partial(parity_fsdp, options=ROUTERS[name]) for name in ("skip-iw", "gm-iw-mix", "priced-2")},

@@ -20,7 +20,7 @@ TIMEOUT = timedelta(seconds=30)
 
 
 def main(rank: int, size: int, folder: Path, names: list[str]) -> None:
-    from checks import CHECKS
+    from support.distributed.checks import CHECKS
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
@@ -46,5 +46,5 @@ def run(check: Callable[[Path], None], folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from models import ROWS, Model, check_gradients, loss_of, mean_over_ranks, one_axis, rows_of, streams
 from torch import Tensor
 
 import equipoise as eq
@@ -19,6 +18,16 @@ from equipoise.distributed import _shared_solvers
 from equipoise.distributed._ranks import Ranks
 from equipoise.distributed._scope import MeshScope
 from equipoise.sampling import Scope
+from support.distributed.models import (
+    ROWS,
+    Model,
+    check_gradients,
+    loss_of,
+    mean_over_ranks,
+    one_axis,
+    rows_of,
+    streams,
+)
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "skip-iw": {"router": "skip-iw", "capacity_factor": 1.0},
