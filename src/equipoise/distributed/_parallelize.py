@@ -81,10 +81,11 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, scope: str = "local") -> 
     for _, layer in layers:
         _spread(layer.experts, ranks)
         layer.dispatcher = AllToAllDispatcher(ranks)
-    for module in model.modules():
+    ignored = [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
+    for name, module in model.named_modules():
         if isinstance(module, Router):
             module.scope = MeshScope(ranks, shared=scope == "global")
-    ignored = [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
+            ignored += [buffer for buffer, _ in module.named_buffers(name)]  # kept alike by what updates them
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)  # pyright: ignore
     return model
 

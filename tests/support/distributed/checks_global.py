@@ -148,7 +148,7 @@ def exact(folder: Path) -> None:
         assert float(a.gap) <= 1e-9 * max(1.0, abs(float(a.value)))
         assert torch.equal(a.counts.sum(), b.counts.sum())
         assert (a.counts <= a.capacity).all()
-        prices = [part for part in ranks.all_gather(a.prices.unsqueeze(0))]
+        prices = ranks.all_gather(a.prices.unsqueeze(0))
         assert all(torch.equal(p, prices[0]) for p in prices)
         if top_k is None and rows:
             wanted = eq.conditional_values(every, b)[own] - b.value

@@ -16,13 +16,11 @@ def start(size: int, folder: Path, *arguments: str, script: str = "worker.py") -
     """Starts every rank; each writes what it prints into a file of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     folder.mkdir(parents=True, exist_ok=True)
-    return [
-        subprocess.Popen(
-            [sys.executable, str(HERE / script), str(rank), str(size), str(folder), *arguments],
-            stdout=(folder / f"out-{rank}").open("w"),
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for rank in range(size)
-    ]
+    processes: list[subprocess.Popen[str]] = []
+    for rank in range(size):
+        command = [sys.executable, str(HERE / script), str(rank), str(size), str(folder), *arguments]
+        with (folder / f"out-{rank}").open("w") as out:
+            processes.append(
+                subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, text=True, env=environment)
+            )
+    return processes
