@@ -6,6 +6,7 @@ Every collective goes through here, so that a rank that is missing ends in one e
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +22,19 @@ class RankError(RuntimeError):
     """A collective did not complete: another rank ended, raised, or does something else."""
 
 
+@dataclass
+class Sent:
+    """Messages that a rank sent to others, as if collectives were rings, and the bytes in them."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def add(self, messages: int, size: int) -> None:
+        """Counts messages of so many bytes in all."""
+        self.messages += messages
+        self.bytes += size
+
+
 class Ranks:
     """The processes of a mesh: those that share experts, those that hold the same ones, and all of them.
 
@@ -34,6 +48,7 @@ class Ranks:
         size: of the mesh.
         expert_size: of the expert axis.
         data_size: how many hold the same experts.
+        sent: what this rank sent so far, by kind.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -53,6 +68,7 @@ class Ranks:
         self.rank = self.members.index(dist.get_rank())
         names = [name for name in mesh.mesh_dim_names or () if name != EXPERT_AXIS] if mesh.ndim > 1 else []
         self.data_groups = [mesh.get_group(name) for name in names]
+        self.sent = {kind: Sent() for kind in ("tokens", "counts", "sums", "rows", "sizes")}
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Tensor:
         """Returns the sum, "max" or "min" of a tensor over all ranks; x stays as it is.
@@ -63,6 +79,8 @@ class Ranks:
         """
         out = x.detach().clone().contiguous()
         kinds = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+        others = self.size - 1
+        self.sent["sums"].add(2 * others, 2 * others * out.numel() * out.element_size() // self.size)
         with explained("a sum over all ranks"):
             dist.all_reduce(out, kinds[op], group=self.group)
         return out
@@ -85,6 +103,7 @@ class Ranks:
         most = max(size for (size,) in sizes)
         padded = x if x.shape[0] == most else torch.cat([x, x.new_zeros([most - x.shape[0], *x.shape[1:]])])
         out = [torch.empty_like(padded) for _ in range(self.size)]
+        self.sent["rows"].add(self.size - 1, (self.size - 1) * padded.numel() * padded.element_size())
         with explained("a gathering of rows"):
             dist.all_gather(out, padded, group=self.group)
         return [part[:size] for part, (size,) in zip(out, sizes, strict=True)]
@@ -100,6 +119,7 @@ class Ranks:
         """
         own = torch.tensor(list(numbers), dtype=torch.int64)
         out = [torch.empty_like(own) for _ in range(self.size)]
+        self.sent["sizes"].add(self.size - 1, (self.size - 1) * own.numel() * own.element_size())
         with explained("an exchange of sizes"):
             work: Any = dist.all_gather(out, own, group=self.host_group, async_op=True)
 
@@ -133,6 +153,10 @@ class Ranks:
         rows = x.shape[0] if receive is None else sum(receive)
         out = x.new_empty([rows, *x.shape[1:]])
         splits: list[Any] = [None if part is None else list(part) for part in (receive, send)]
+        mine = x.shape[0] // self.expert_size if send is None else send[self.expert_mesh.get_local_rank()]
+        row = x.element_size() * (x[:1].numel() if x.shape[0] else 0)
+        kind = "tokens" if x.is_floating_point() else "counts"
+        self.sent[kind].add(self.expert_size - 1, (x.shape[0] - mine) * row)
         with explained("an exchange of tokens"):
             dist.all_to_all_single(out, x.contiguous(), *splits, group=self.expert_group)
         return out
