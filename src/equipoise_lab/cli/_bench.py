@@ -154,8 +154,9 @@ def scale(
 
     Starts 1, 2, 4 and 8 processes on this machine and measures one layer: bytes and messages, the exchange with equal
     and with uneven splits, the assignment of each rank's own rows and of all rows, and what the latter is worth where
-    ranks see different data. A model of bytes, messages and solver time is held against that, and then computed for up to
-    4,096 ranks of a machine whose network and speed you name. Tables say what was measured and what computed.
+    ranks see different data. A model of bytes, messages and solver time is held against that. The model then says what
+    a layer costs on up to 4,096 ranks of a machine whose network and speed you name. Tables say what was measured and
+    what was computed.
 
     Writes `bench-scale.json`, `bench-scale.svg` and `bench-scale.png`.
     """
