@@ -19,7 +19,6 @@ from equipoise.nn._rules import RouteRequest
 from equipoise.nn._selection import choose_top
 from equipoise.ops import count_groups
 
-
 # Averages over some 64 batches to the last one alone; neighbours differ too little for more of them to help.
 _RATES = tuple(2.0**-halvings for halvings in range(6, -1, -1))
 # Of the errors by which one is chosen: long enough to compare them, short enough to notice that the drift changed.

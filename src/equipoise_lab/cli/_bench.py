@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`equipoise bench assign`, `sinkhorn` and `layer`."""
+"""`equipoise bench assign`, `balance`, `sinkhorn` and `layer`."""
 
 import os
 from pathlib import Path
@@ -131,6 +131,40 @@ def layer(
 
     recipe = pick_recipe(LAYER_RECIPES, grid, threads=wanted, repeats=repeats, seed=seed)
     _run_benchmark(layer_benchmark(recipe), out, resume=resume)
+
+
+def balance(
+    out: Out = Path("out/bench-balance"),
+    grid: Annotated[
+        Literal["quick", "full"],
+        typer.Option(help="Experts and batches: quick takes less than a minute, full about five."),
+    ] = "full",
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch and equipoise.")] = 1,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Repetitions with other logits; means count. [default: the grid's own]")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first trial.")] = 0,
+    resume: Resume = False,
+) -> None:
+    """Measure how well routers balance batches that they have not seen.
+
+    Routers that learn one number for each expert from past batches (`loss-free`, `quantile`, `priced`) observe 1 to 100
+    batches of logits, which stay as they are or drift. Then the largest load over the mean load, minus 1 (MaxVio), is
+    measured on fresh batches, beside that of `topk`, which does not balance, and that of exact prices of a very large
+    batch: the floor that sampling noise sets. `priced` is held against stated limits.
+
+    Writes `bench-balance.json` (after every measurement), `bench-balance.svg` and `bench-balance.png`.
+
+    When it is interrupted, the same command goes on from what is measured; after it has ended, it starts anew.
+
+    For a first impression: `equipoise bench balance --grid quick`.
+    """
+    _set_threads(threads)
+
+    from equipoise_lab.bench import BALANCE_RECIPES, balance_benchmark, pick_recipe
+
+    recipe = pick_recipe(BALANCE_RECIPES, grid, trials=trials, seed=seed)
+    _run_benchmark(balance_benchmark(recipe), out, resume=resume)
 
 
 def _set_threads(threads: int) -> None:
