@@ -22,6 +22,9 @@ STORED_NAMES: dict[str, str] = {}
 For example {"router.gate.weight": "router.weight"}, which holds for every layer of a model.
 """
 
+LATER_NAMES = ("average.averages", "average.errors")
+"""How names of buffers end that came after the numbers were stored. What is computed from them is compared."""
+
 
 def strategy_names() -> list[str]:
     return list(eq.STRATEGIES)
@@ -177,4 +180,4 @@ def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def buffers(model: nn.Module) -> Arrays:
     """What changes without gradient, under the names that it had when the numbers were stored."""
-    return {stored_name(name): b.clone() for name, b in model.named_buffers()}
+    return {stored_name(name): b.clone() for name, b in model.named_buffers() if not name.endswith(LATER_NAMES)}
