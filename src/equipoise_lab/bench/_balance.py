@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from equipoise._core import check_at_least, check_one_of, check_seed
+from equipoise._core import check_at_least, check_one_of
 from equipoise.nn import RouteRequest, Routing, RoutingRule, choose_top, expert_bias
 from equipoise.nn._bias_rules import LossFree, Priced, Quantile
 from equipoise.nn._peer_rules import TopK
 from equipoise.ops import log_softmax
-from equipoise_lab.bench._benchmark import Measurement, Records, Step
+from equipoise_lab.bench._benchmark import Measurement, Records, Step, check_run
 
 RANK = 16
 # In logit units a step. The published 0.001 moves a bias by at most 0.1 in 100 steps; popularities differ by 1.
@@ -67,14 +67,14 @@ class BalanceBench:
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
-        for name in ("rows", "trials", "fresh", "floor_rows"):
+        for name in ("rows", "fresh", "floor_rows"):
             check_at_least(name, getattr(self, name), 1)
         for router in self.routers:
             check_one_of("router", router, list(RULES))
         for top_k in self.top_ks:
             if not 1 <= top_k < min(self.experts):
                 raise ValueError(f"top_k must be from 1 to {min(self.experts) - 1}, got {top_k}: add experts")
-        check_seed("seed", self.seed)
+        check_run(self)
 
 
 BALANCE_RECIPES = {

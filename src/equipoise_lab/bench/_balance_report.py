@@ -4,9 +4,8 @@
 Legend: E experts, K experts a row. MaxVio is the largest load over the mean load, minus 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,8 +16,8 @@ from rich.table import Table
 from equipoise_lab._style import GREY, INK, Look, add_grid, new_figure, save, style
 from equipoise_lab._tables import new_table
 from equipoise_lab.bench._balance import FLOOR, LOSS_FREE_RATE, BalanceBench, balance_key, balance_steps
-from equipoise_lab.bench._benchmark import Benchmark, Records
-from equipoise_lab.bench._verdicts import Verdict, judged_text, limit_table
+from equipoise_lab.bench._benchmark import Benchmark, Records, plan
+from equipoise_lab.bench._verdicts import Verdict, limit_table, ratio_text
 
 # Where priced is held against the floor: so many batches of so many rows, so many experts, logits that stay.
 LIMIT_BATCHES, LIMIT_ROWS, LIMIT_EXPERTS = 20, 4096, 64
@@ -80,43 +79,25 @@ def balance_verdicts(bench: BalanceBench, records: Records) -> list[Verdict]:
             figure = times(bench, records, at, FLOOR, [LIMIT_BATCHES])
             found.append(Verdict(group="floor", title=title, figure=figure, limit=FLOOR_LIMIT))
     late = [step for step in bench.steps if step >= LIMIT_BATCHES] or list(bench.steps[-1:])
-    spans = {f"mean from {late[0]} batches on": [late], "any number of batches": [[step] for step in bench.steps]}
-    for name, span in spans.items():
-        ratios = {
-            (at, steps[0]): times(bench, records, at, "quantile", steps) for at in settings(bench) for steps in span
-        }
-        known = {where: ratio for where, ratio in ratios.items() if ratio is not None}
-        worst = max(known, key=lambda where: known[where], default=None)
-        note = (
-            ""
-            if worst is None
-            else f"{_name(worst[0])}, from {worst[1]} on"
-            if len(span) == 1
-            else f"{_name(worst[0])}, after {worst[1]}"
-        )
-        figure = None if worst is None else known[worst]
-        title = f"{name}: priced, times quantile, at most"
-        found.append(Verdict(group="peer", title=title, figure=figure, limit=QUANTILE_LIMIT, note=note))
+    title = f"priced, times quantile, mean from {late[0]} batches on, at most"
+    found.append(_closest(bench, records, title, {"": late}))
+    title = "priced, times quantile, after any number of batches, at most"
+    found.append(_closest(bench, records, title, {f", after {step}": [step] for step in bench.steps}))
     return [verdict.judged() for verdict in found]
 
 
+def _closest(bench: BalanceBench, records: Records, title: str, spans: Mapping[str, Sequence[int]]) -> Verdict:
+    """Finds where, over all settings and spans of batches, `priced` is nearest to `quantile`, or furthest above it."""
+    places = {_name(at) + span: (at, steps) for at in settings(bench) for span, steps in spans.items()}
+    ratios = {place: times(bench, records, at, "quantile", steps) for place, (at, steps) in places.items()}
+    known = {place: ratio for place, ratio in ratios.items() if ratio is not None}
+    worst = max(known, key=lambda place: known[place], default="")
+    return Verdict(group="peer", title=title, figure=known.get(worst), limit=QUANTILE_LIMIT, note=worst)
+
+
 def balance_benchmark(bench: BalanceBench) -> Benchmark:
-    """Plans a run.
-
-    Args:
-        bench: its options.
-
-    Returns:
-        The benchmark.
-    """
-    return Benchmark(
-        name="balance",
-        options=asdict(bench),
-        steps=balance_steps(bench),
-        tables=partial(_tables, bench),
-        summary=partial(_summary, bench),
-        draw=partial(_save_figure, bench),
-    )
+    """Plans a run."""
+    return plan("balance", bench, balance_steps(bench), tables=_tables, summary=_summary, draw=_save_figure)
 
 
 def _summary(bench: BalanceBench, records: Records) -> dict[str, Any]:
@@ -149,14 +130,10 @@ def _tables(bench: BalanceBench, records: Records) -> list[Table]:
         for step in shown:
             cells = [violation(bench, records, at, who, step) for who in (*bench.routers, FLOOR)]
             ratio = times(bench, records, at, FLOOR, [step])
-            judged = ratio <= FLOOR_LIMIT if ratio is not None and step == LIMIT_BATCHES else None
-            names = (
-                (f"{at.num_experts}", f"{at.top_k}", f"{at.drift:g}", f"{step}")
-                if step == shown[0]
-                else ("", "", "", f"{step}")
-            )
+            names = [f"{at.num_experts}", f"{at.top_k}", f"{at.drift:g}"] if step == shown[0] else [""] * 3
             written = ["-" if cell is None else f"{cell:.3f}" for cell in cells]
-            table.add_row(*names, *written, judged_text("-" if ratio is None else f"{ratio:.2f}", judged))
+            limit = FLOOR_LIMIT if step == LIMIT_BATCHES else None
+            table.add_row(*names, f"{step}", *written, ratio_text(ratio, ".2f", limit))
     return [table, limit_table(balance_verdicts(bench, records), notes=True)]
 
 
