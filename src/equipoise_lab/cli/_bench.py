@@ -190,23 +190,19 @@ def _run_benchmark(benchmark: "Benchmark", out: Path, *, resume: bool) -> None:
 
 def _run_steps(console: "Console", log: "Log") -> None:
     """Makes the measurements of a plan: a moving bar on a terminal, one line a measurement in a log."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from equipoise_lab.cli._training_bar import TrainingBar
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     steps = log.benchmark.steps
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(steps))
+    with TrainingBar(console, len(steps), unit=None) as bar:
         for number, step in enumerate(steps, start=1):
-            progress.update(task, description=step.title)
+            bar.show(step.title)
             try:
                 record = log.run(step)
             except KeyboardInterrupt:
                 console.print(f"Interrupted. What was measured is in {log.path}; the same command goes on from there.")
                 raise
-            if not console.is_terminal:
-                line = f"[{number}/{len(steps)}] {step.title}: {_outcome(record)}"
-                console.print(line, markup=False, highlight=False)
-            progress.advance(task)
+            bar.log(f"[{number}/{len(steps)}] {step.title}: {_outcome(record)}")
+            bar.advance(1)
 
 
 def _outcome(record: "Measurement") -> str:
