@@ -6,6 +6,7 @@ import pytest
 from equipoise_lab._tables import format_seconds
 from equipoise_lab.bench import RECIPES, Measurement, assign_benchmark
 from equipoise_lab.bench._behaviour import behaviour_key
+from equipoise_lab.bench._benchmark import foresee
 from equipoise_lab.bench._families import FAMILIES
 from equipoise_lab.bench._grid import family_key, grid_key
 from equipoise_lab.bench._solvers import SOLVERS
