@@ -248,6 +248,21 @@ def test_running_prices_follow_the_average_that_predicts_best() -> None:
     assert rates[chosen[-1]] == 1.0  # only the last batch is any good while all moves
 
 
+def test_running_prices_go_on_from_a_state_with_one_average() -> None:
+    older, layer = RunningPrices(E, decay=0.95), Priced(E)
+    for seed in range(3):
+        older.take(draw(12, seed=seed))
+    state = {f"average.{name}": getattr(older, name).clone() for name in ("prices", "batches")}
+    layer.load_state_dict(state)
+    assert layer.average.prices.equal(older.prices)
+    for average in (older, layer.average):
+        average.take(draw(12, seed=9))
+    torch.testing.assert_close(layer.average.prices, older.prices)  # the fourth batch enters with 1/4 in both
+    again = Priced(E)
+    again.load_state_dict(layer.state_dict())
+    assert all(x.equal(y) for x, y in zip(again.state_dict().values(), layer.state_dict().values(), strict=True))
+
+
 def test_batch_without_rows_leaves_running_prices_as_they_are() -> None:
     average = RunningPrices(E)
     for seed in range(3):

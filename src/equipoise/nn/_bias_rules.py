@@ -88,6 +88,7 @@ class RunningPrices(WideBuffers):
         self.register_buffer("averages", torch.zeros(len(self.rates), num_experts, device=device))
         self.register_buffer("errors", torch.zeros(len(self.rates), device=device))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_load_state_dict_pre_hook(_complete_state)
 
     @torch.no_grad()
     def take(self, logits: Float[Tensor, "T E"], mask: Tensor | None = None, top_k: int = 1) -> None:
@@ -118,6 +119,14 @@ class RunningPrices(WideBuffers):
     def extra_repr(self) -> str:
         """Shows the settings."""
         return f"{self.prices.shape[0]}, decay={self.decay}"
+
+
+def _complete_state(average: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Lets a state of version 0.1.0 be loaded, which had one average: all of them begin there."""
+    prices = state.get(f"{prefix}prices")
+    if isinstance(average, RunningPrices) and prices is not None and f"{prefix}averages" not in state:
+        state[f"{prefix}averages"] = prices.expand(len(average.rates), -1)
+        state[f"{prefix}errors"] = prices.new_zeros(len(average.rates))
 
 
 class Priced(nn.Module):

@@ -4,6 +4,7 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -139,7 +140,13 @@ def _draw_mark(axes: Axes, outcome: AuditResult, group: str) -> float:
         arrow = {"arrowstyle": "-|>", "color": look.colour, "linewidth": 1.2}
         axes.annotate("", xy=(x, y / 2.2), xytext=(x, y), arrowprops=arrow)
     face = look.colour if look.filled and shown else "white"
-    how = {"markersize": 7.5, "color": look.colour, "markerfacecolor": face, "markeredgewidth": 1.6, "zorder": 3}
+    how: dict[str, Any] = {
+        "markersize": 7.5,
+        "color": look.colour,
+        "markerfacecolor": face,
+        "markeredgewidth": 1.6,
+        "zorder": 3,
+    }
     axes.plot([x], [y], look.marker, **how)
     return y
 
