@@ -243,6 +243,7 @@ def test_running_prices_follow_the_average_that_predicts_best() -> None:
             means[i] += max(rate, 1 / t) * (prices - means[i])
         chosen.append(int(errors.argmin()))
         torch.testing.assert_close(average.prices.double(), means[chosen[-1]], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(average.errors.double(), errors, rtol=1e-4, atol=1e-5)
     assert chosen[0] == 0
     assert rates[chosen[14]] < 0.2  # noise is averaged out while nothing moves
     assert rates[chosen[-1]] == 1.0  # only the last batch is any good while all moves
