@@ -122,7 +122,11 @@ def test_proof_sees_a_row_that_is_misplaced() -> None:
 
 def test_hidden_illegal_scores_are_found() -> None:
     """Also in a row that nobody would copy."""
-    for bad, words in [(math.nan, "NaN in row 1499"), (math.inf, r"\+inf in row 1499"), (-math.inf, "row 1499 is -inf")]:
+    for bad, words in [
+        (math.nan, "NaN in row 1499"),
+        (math.inf, r"\+inf in row 1499"),
+        (-math.inf, "row 1499 is -inf"),
+    ]:
         scores = draw_scores("gumbel", N, K, seed=8)
         scores[-1] = bad
         with pytest.raises(ValueError, match=words):

@@ -6,6 +6,7 @@ accident meets one on the device sooner or later, which `Accelerator` refuses, o
 name of each part that held, and the places that made the host wait.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -122,9 +123,10 @@ def estimators() -> None:
             noise = strategy.draw_noise([64, 8], device=device)
             sample, weight = strategy.draw(log_p, noise, capacity=10)
             losses = torch.rand(64, device=device)
-            baseline = eq.EMABaseline().to(device)
+            baseline = eq.EMABaseline()
+            baseline.update(losses, sample)
             loss = eq.reinforce(log_p, sample, losses, baseline=baseline.value, weight=weight)
-            loss = loss + eq.gated_loss(losses * eq.gate(log_p, sample), sample, weight=weight)
+            loss = loss + eq.gated_loss(log_p, sample, losses * eq.gate(log_p, sample), weight=weight)
             loss = loss + eq.marginal_entropy_loss(log_p) + eq.z_loss(logits) + eq.load_balance_loss(log_p)
             loss.backward()
             return loss.detach(), logits.grad
@@ -177,5 +179,5 @@ if __name__ == "__main__":
         several_experts,
     ):
         part()
-        print(part.__name__)
-    print("places", *sorted(PLACES))
+        sys.stdout.write(f"{part.__name__}\n")
+    sys.stdout.write(f"places {' '.join(sorted(PLACES))}\n")

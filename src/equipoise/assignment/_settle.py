@@ -219,7 +219,9 @@ def _start(
     read = meter.read_array(torch.cat([part.double() for part in parts], -1))
     sizes = np.cumsum([k, k, 1, 3, 4 * k])
     c, p, n, radii, settled, given_prices = np.split(read, sizes, 1)
-    check_start(c.astype(np.int64), (top_k * n[:, 0]).astype(np.int64), given_prices if given is not None else None, top_k)
+    check_start(
+        c.astype(np.int64), (top_k * n[:, 0]).astype(np.int64), given_prices if given is not None else None, top_k
+    )
     settled = settled.reshape(-1, 4, k)
     if (settled[:, 3, 0] < n[:, 0]).any():
         raise Unsettled
