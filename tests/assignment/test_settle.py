@@ -103,7 +103,7 @@ def test_radius_too_small_is_found_out_and_mended(monkeypatch: pytest.MonkeyPatc
     scores = draw_scores("gumbel", 4000, 32, seed=6)
     a, traffic = assign_with_traffic(scores)
     assert float(a.value) == pytest.approx(float(eq.assign(scores).value), rel=1e-12)
-    assert traffic.rounds > 1 or traffic.rows_copied == 4000
+    assert traffic.trips > 1 or traffic.rows_copied == 4000
 
 
 def test_proof_sees_a_row_that_is_misplaced() -> None:

@@ -8,8 +8,8 @@ The dual of the assignment problem has one variable for each expert,
 
 Smoothed over a width mu, row i takes shares x_ij that sum to K. For K = 1 they are the softmax of its offers over mu;
 for K > 1 they are sigmoid((s_ij - p_j - t_i) / mu) with t_i such that they sum to K. The gradient of D is capacity -
-demand with demand_j = sum_i x_ij. With w = x for K = 1 and w = x (1 - x) else, and |w| their sum in a row, the pair of experts
-(j, t) has the curvature -sum_i w_ij w_it / |w_i| / mu.
+demand with demand_j = sum_i x_ij. With w = x for K = 1 and w = x (1 - x) else, and |w| their sum in a row, the pair of
+experts (j, t) has the curvature -sum_i w_ij w_it / |w_i| / mu.
 
 The number of passes is fixed, and what a step depends on stays on the device. Prices found here decide how many rows
 are contested, never what is found.
