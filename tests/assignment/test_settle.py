@@ -98,7 +98,7 @@ def test_few_rows_travel(popularity: float) -> None:
 
 
 def test_settled_rows_with_a_better_offer_are_contested_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prices are wrong for an expert with free slots, and the radius says that they are right: only the proof sees it."""
+    """Prices are wrong for an expert with free slots, and the radius is tiny: only the proof sees it."""
     find = _price_steps.find_prices
 
     def wrong(*args: Any) -> _price_steps.Start:
