@@ -184,7 +184,7 @@ def row_shares(
     """Shares that sum to K in every row, weights w so that a pair's curvature is -w_j w_t / total / mu, and that total.
 
     Example:
-        >>> x, _, _ = row_shares(torch.tensor([[[2.0, 1.0, -9.0]]]), torch.ones(1, 1, 1), 2)
+        >>> x, _, _ = row_shares(torch.tensor([[[2.0, 1.0, -99.0]]]), torch.ones(1, 1, 1), 2)
         >>> round(x.sum().item(), 6), x.round(decimals=2).tolist()
         (2.0, [[[1.0, 1.0, 0.0]]])
     """
