@@ -91,26 +91,30 @@ class RunningPrices(WideBuffers):
         self.register_load_state_dict_pre_hook(_complete_state)
 
     @torch.no_grad()
-    def take(self, logits: Float[Tensor, "T E"], mask: Tensor | None = None, top_k: int = 1) -> None:
+    def take(
+        self, logits: Float[Tensor, "T E"], mask: Tensor | None = None, top_k: int = 1, *, stands_for: int = 1
+    ) -> None:
         """Solves one batch and takes its prices in. A batch without rows changes nothing.
 
         Args:
             logits: the router's, without noise.
             mask: False for rows that do not count.
             top_k: K: prices that balance one expert a row do not balance several.
+            stands_for: how many batches this one stands for, where not every batch is solved.
         """
         a = assign(logits, top_k=top_k, mask=mask)
-        self._enter(a.prices - a.prices.mean(), a.counts.sum() > 0)
+        self._enter(a.prices - a.prices.mean(), a.counts.sum() > 0, stands_for)
 
-    def _enter(self, solved: Float[Tensor, "E"], counts: Bool[Tensor, ""]) -> None:
-        """Takes in the prices of a batch, if it counts."""
+    def _enter(self, solved: Float[Tensor, "E"], counts: Bool[Tensor, ""], stands_for: int) -> None:
+        """Takes in the prices of a batch, if it counts, with the rates of as many batches as it stands for."""
         change = solved - self.averages
         # Before the first batch there is no prediction, and so no error.
         predictions = self.batches.clamp_min(1)
-        share = (1 / predictions).clamp_min(1 - _ERROR_DECAY) * (counts & (self.batches > 0))
+        share = (1 / predictions).clamp_min(1 - _ERROR_DECAY**stands_for) * (counts & (self.batches > 0))
         self.errors += (share * (change.square().sum(-1) - self.errors)).to(self.errors.dtype)
         self.batches += counts
-        rates = torch.tensor(self.rates, device=change.device).clamp_min(1 / self.batches.clamp_min(1)) * counts
+        rates = torch.tensor([1 - (1 - rate) ** stands_for for rate in self.rates], device=change.device)
+        rates = rates.clamp_min(1 / self.batches.clamp_min(1)) * counts
         self.averages += (rates.unsqueeze(-1) * change).to(self.averages.dtype)
         # Of equal errors, as after the first batch, the longest average.
         best = self.averages.index_select(0, self.errors.argmin().reshape(1)).squeeze(0)
@@ -366,7 +370,7 @@ BIAS_ROUTERS = (
     NamedRouter(
         name="loss-free",
         make=with_buffers(LossFree),
-        options=("top_k",),
+        options=("top_k", "rate"),
         doc="logits plus a bias that is moved towards balance after each step, gated; no capacity",
     ),
     NamedRouter(
