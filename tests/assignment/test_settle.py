@@ -4,7 +4,7 @@
 import math
 import threading
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 import equipoise as eq
 from equipoise.assignment import _price_steps, _settle, assign_with_traffic
 from equipoise.assignment._exchange import Alone, Meter
+from equipoise.assignment._proof import prove
 from support.families import FAMILIES, draw_scores
 
 N, K = 1500, 16
@@ -96,14 +97,63 @@ def test_few_rows_travel(popularity: float) -> None:
     assert traffic.passes <= 25
 
 
-def test_radius_too_small_is_found_out_and_mended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With next to no contested rows, the proof finds settled ones with better offers, or no room for them."""
-    monkeypatch.setattr(_settle, "LADDER", (1e-3, 1e-2, 1e-1))
-    monkeypatch.setattr(_price_steps, "HARD_STEPS", 1)
+def test_settled_rows_with_a_better_offer_are_contested_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prices are wrong for an expert with free slots, and the radius is tiny: only the proof sees it."""
+    find = _price_steps.find_prices
+
+    def wrong(*args: Any) -> _price_steps.Start:
+        start = find(*args)
+        prices = start.prices.clone()
+        prices[:, 5] += 0.5
+        return start._replace(prices=prices, radius=1e-9 * start.radius)
+
+    monkeypatch.setattr(_settle, "find_prices", wrong)
     scores = draw_scores("gumbel", 4000, 32, seed=6)
+    a, traffic = assign_with_traffic(scores, 200)
+    assert float(a.value) == pytest.approx(float(eq.assign(scores, 200).value), rel=1e-12)
+    assert traffic.trips == 2
+    assert 0 < traffic.rows_copied < 400
+    # Without free slots the settled rows do not fit, and all rows are contested.
     a, traffic = assign_with_traffic(scores)
     assert float(a.value) == pytest.approx(float(eq.assign(scores).value), rel=1e-12)
-    assert traffic.rounds > 1 or traffic.rows_copied == 4000
+    assert traffic.rows_copied == 4000
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_gap_is_dual_value_less_value(top_k: int) -> None:
+    """At any prices, for any feasible assignment, with free slots that cost something."""
+    g = torch.Generator().manual_seed(0)
+    scores = torch.randn(1, 50, 6, generator=g, dtype=torch.float64)
+    z = torch.rand(1, 50, 6, generator=g).topk(top_k, -1).indices
+    prices, mask = torch.rand(1, 6, generator=g, dtype=torch.float64), torch.rand(1, 50, generator=g) < 0.8
+    capacity = torch.randint(40, 60, (1, 6), generator=g)
+    proof = prove(scores, mask, z, prices, capacity, Alone())
+    best = (scores - prices).topk(top_k, -1).values.sum(-1)
+    dual = float((best * mask).sum() + (capacity * prices).sum())
+    value = float((scores.gather(-1, z).sum(-1) * mask).sum())
+    assert float(proof.value) == pytest.approx(value, rel=1e-12)
+    assert float(proof.gap) == pytest.approx(dual - value, rel=1e-12)
+    assert torch.equal(proof.counts[0], torch.bincount(z[mask].flatten(), minlength=6))
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_curvature_is_the_derivative_of_demand(top_k: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    scores = torch.randn(1, 300, 8, generator=g, dtype=torch.float64)
+    mask = torch.rand(1, 300, generator=g) < 0.8
+    free, mu = torch.tensor([40.0], dtype=torch.float64), torch.tensor([0.3], dtype=torch.float64)
+
+    def demand(prices: Tensor) -> _price_steps.Demand:
+        return _price_steps.smoothed_demand(scores, mask, free, prices, mu, top_k, Alone())
+
+    prices = torch.rand(1, 8, generator=g, dtype=torch.float64)
+    found, h = demand(prices), 1e-4
+    assert float(found.shares.sum()) == pytest.approx(float(top_k * mask.sum() + 40), rel=1e-9)
+    for j in range(8):
+        step = h * (torch.arange(8) == j)
+        slope = (demand(prices + step).shares - demand(prices - step).shares)[0] / (2 * h)
+        others = torch.arange(8) != j
+        assert torch.allclose(slope[others], (found.pairs[0, :, j] / mu)[others], rtol=2e-3, atol=1e-2)
 
 
 def test_proof_sees_a_row_that_is_misplaced() -> None:
@@ -115,7 +165,7 @@ def test_proof_sees_a_row_that_is_misplaced() -> None:
     z[[i, j]] = z[[j, i]]
     loss = float(a.value - scores.gather(-1, z[:, None]).sum())
     capacity = a.capacity[None]
-    proof = _settle.prove(scores[None], None, z[None, :, None], a.prices[None], capacity, Alone())
+    proof = prove(scores[None], None, z[None, :, None], a.prices[None], capacity, Alone())
     assert float(proof.gap) == pytest.approx(loss, rel=1e-9)
     assert (proof.missed[0] > 0).nonzero().flatten().tolist() in ([i, j], [i], [j])
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 import equipoise as eq
 
@@ -39,10 +39,15 @@ WAITING = {
 }
 
 
+class _Module(_DummyBackendModule):
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
 @cache
 def register() -> None:
     """Makes the device known to torch, once in a process."""
-    _setup_privateuseone_for_python_backend(NAME)
+    _setup_privateuseone_for_python_backend(NAME, _Module())
 
 
 class Away(Tensor):
@@ -66,6 +71,10 @@ class Away(Tensor):
 
     def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         return f"Away({self.values})"
+
+    def tolist(self) -> Any:
+        """Python numbers; torch refuses to read those of a subclass."""
+        return self.to("cpu").tolist()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

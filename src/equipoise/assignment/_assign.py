@@ -180,7 +180,7 @@ def _assign_op(
 ) -> Solved:
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
-    solve = METHODS[method]
+    solve: Callable[..., Solved] = METHODS[method]
     if each > 1:
         solve = functools.partial(solve, top_k=each)
     return solve_in_range(solve, scores, capacity, mask, prices)

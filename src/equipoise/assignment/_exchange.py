@@ -55,14 +55,14 @@ class Traffic:
 
     Attributes:
         passes: how often all scores were read on the device.
-        rounds: how often rows were copied to the host and solved there.
-        rows_copied: rows that were copied to the host, over all rounds.
+        trips: how often rows were copied to the host and solved there.
+        rows_copied: rows that were copied to the host, over all trips.
         bytes_copied: all that was copied, in either direction.
         waits: how often the host waited for the device.
     """
 
     passes: int
-    rounds: int
+    trips: int
     rows_copied: int
     bytes_copied: int
     waits: int
@@ -78,7 +78,7 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self.passes = self.rounds = self.rows = self._bytes = self._waits = 0
+        self.passes = self.trips = self.rows = self._bytes = self._waits = 0
 
     def read(self, x: Tensor) -> Tensor:
         """Copies a tensor to the host, and waits for it."""
@@ -99,4 +99,4 @@ class Meter:
 
     def traffic(self) -> Traffic:
         """What was counted so far."""
-        return Traffic(self.passes, self.rounds, self.rows, self._bytes, self._waits)
+        return Traffic(self.passes, self.trips, self.rows, self._bytes, self._waits)

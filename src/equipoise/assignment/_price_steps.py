@@ -6,10 +6,10 @@ The dual of the assignment problem has one variable for each expert,
 .. math::
     D(p) = \sum_i \left(\text{sum of the } K \text{ largest } s_{ij} - p_j\right) + \sum_j c_j p_j.
 
-Smoothed over a width mu, row i takes shares x_ij that sum to K. For K = 1 they are the softmax of its offers over mu; for
-K > 1 they are sigmoid((s_ij - p_j - t_i) / mu) with t_i such that they sum to K. The gradient of D is capacity - demand
-with demand_j = sum_i x_ij. With w = x for K = 1 and w = x (1 - x) else, and |w| their sum in a row, the pair of experts
-(j, t) has the curvature -sum_i w_ij w_it / |w_i| / mu.
+Smoothed over a width mu, row i takes shares x_ij that sum to K. For K = 1 they are the softmax of its offers over mu;
+for K > 1 they are sigmoid((s_ij - p_j - t_i) / mu) with t_i such that they sum to K. The gradient of D is capacity -
+demand with demand_j = sum_i x_ij. With w = x for K = 1 and w = x (1 - x) else, and |w| their sum in a row, the pair of
+experts (j, t) has the curvature -sum_i w_ij w_it / |w_i| / mu.
 
 The number of passes is fixed, and what a step depends on stays on the device. Prices found here decide how many rows
 are contested, never what is found.
@@ -184,7 +184,7 @@ def row_shares(
     """Shares that sum to K in every row, weights w so that a pair's curvature is -w_j w_t / total / mu, and that total.
 
     Example:
-        >>> x, _, _ = row_shares(torch.tensor([[[2.0, 1.0, -9.0]]]), torch.ones(1, 1, 1), 2)
+        >>> x, _, _ = row_shares(torch.tensor([[[2.0, 1.0, -99.0]]]), torch.ones(1, 1, 1), 2)
         >>> round(x.sum().item(), 6), x.round(decimals=2).tolist()
         (2.0, [[[1.0, 1.0, 0.0]]])
     """

@@ -38,8 +38,8 @@ Floats = NDArray[np.float64]
 LADDER = (1.5, 4.0, 16.0)
 # With more contested rows than this part of all, the problem is copied whole.
 MOST_CONTESTED = 0.25
-# Rounds after which it is, too.
-MOST_ROUNDS = 4
+# Trips after which it is, too.
+MOST_TRIPS = 4
 # Entries of a problem below which it is copied at once: to copy so little takes less time than the passes do.
 SMALL_ENTRIES = 1 << 14
 # A gap of this much of the value, or of the largest score assigned, is rounding.
@@ -131,7 +131,7 @@ def copy_whole(
     """Solves on the host, with all that there is."""
     device = scores.device
     *batch, n, _ = scores.shape
-    meter.rounds += 1
+    meter.trips += 1
     meter.rows += int(np.prod(batch)) * n
     given = (x if x is None else meter.read(x) for x in (capacity, mask, prices))
     return tuple(meter.write(x, device) for x in _compiled()(meter.read(scores), *given, top_k))  # pyright: ignore[reportReturnType]
@@ -163,11 +163,11 @@ def settle(problem: Problem, given: Float[Tensor, "b k"] | None, exchange: Excha
     choice, table = _start(problem, given, rows, exchange, meter)
     if given is not None and np.isinf(least_radii(table)).any():  # prices that no longer fit
         choice, table = _start(problem, None, rows, exchange, meter)
-    rounds = _Rounds(problem, choice, table, exchange, meter)
-    while not rounds.done.all():
-        rounds.step()
-    assert rounds.proof is not None
-    return rounds.proof
+    trips = _Trips(problem, choice, table, exchange, meter)
+    while not trips.done.all():
+        trips.step()
+    assert trips.proof is not None
+    return trips.proof
 
 
 def count_rows(
@@ -247,7 +247,7 @@ def least_radii(table: Table) -> Floats:
     return np.where(fits.any(-1), chosen, np.inf)
 
 
-class _Rounds:
+class _Trips:
     """Problems on their way to a proof; a step solves contested rows on the host and looks at all rows again.
 
     Attributes:
@@ -262,12 +262,12 @@ class _Rounds:
         self.proof: Proof | None = None
         self._z, self._prices = choice.z, np.where(table.capacity > 0, table.prices, 0.0)
         self._better: Tensor | None = None  # settled rows that had a better offer: contested from then on
-        self._rounds = 0
+        self._trips = 0
 
     def step(self) -> None:
         """Solves contested rows, and proves the result or finds out which rows are to be contested as well."""
-        self._rounds += 1
-        if self._rounds > MOST_ROUNDS:
+        self._trips += 1
+        if self._trips > MOST_TRIPS:
             self.radius[~self.done] = np.inf
         contested, settled = self._contested()
         counts = self.exchange.reduce(count_experts(self._z, settled, self._prices.shape[1]))
@@ -303,7 +303,7 @@ class _Rounds:
         part = torch.cat([scores.reshape(b * n, k)[index], (index // n).to(scores.dtype).unsqueeze(-1)], -1)
         gathered, mine = self.exchange.gather(part)
         rows = self.meter.read(gathered)
-        self.meter.rounds += 1
+        self.meter.trips += 1
         self.meter.rows += len(rows)
         which, z = rows[:, k].long(), torch.zeros([len(rows), top_k], dtype=torch.int64)
         solved = ~self.done

@@ -47,9 +47,7 @@ def fifty_steps(folder: Path, options: dict[str, Any]) -> None:
             expected = expected + part.detach() / world
             records.append(routings)
         _step(optimizers[1])
-        for routings in records if options["router"] != "priced" else []:
-            routings.update()
-        if options["router"] == "priced":  # what ranks average in one process, by hand
+        if options["router"] == "priced":
             for number, layer in enumerate(one.layers):
                 _averaged_prices(layer.router.rule.average, [r[number] for r in records])  # pyright: ignore
         error = (mean_over_ranks(loss) - expected).abs() / expected.abs()
@@ -62,13 +60,9 @@ def _step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _averaged_prices(average: Any, records: list[Any]) -> None:
-    start = {name: x.clone() for name, x in average.named_buffers()}
-    found = []
-    for routing in records:
-        average.load_state_dict(start)
-        average.take(routing.logits.detach(), None, routing.indices.shape[1])
-        found.append(average.prices.clone())
-    average.prices.copy_(torch.stack(found).mean(0))
+    """What ranks do by communication."""
+    solved = [eq.assign(routing.logits.detach(), top_k=routing.indices.shape[1]).prices for routing in records]
+    average._enter(torch.stack([prices - prices.mean() for prices in solved]).mean(0), torch.tensor(True), 1)
 
 
 def build(mesh: Any) -> tuple[Any, torch.optim.Optimizer, eq.nn.Surrogate]:
