@@ -62,7 +62,7 @@ class Ranks:
         self.size, self.expert_size = mesh.size(), self.expert_mesh.size()
         self.data_size = self.size // self.expert_size
         self.expert_group = self.expert_mesh.get_group()
-        self.group = _whole_group(mesh)
+        self.group = whole_group(mesh)
         self.host_group = _host_group(self.group)
         self.members: list[int] = mesh.mesh.flatten().tolist()
         self.rank = self.members.index(dist.get_rank())
@@ -199,7 +199,7 @@ def explained(what: str) -> Generator[None]:
         ) from error
 
 
-def _whole_group(mesh: DeviceMesh) -> Any:
+def whole_group(mesh: DeviceMesh) -> Any:
     """Returns the group of all ranks of a mesh."""
     if mesh.ndim == 1:
         return mesh.get_group()

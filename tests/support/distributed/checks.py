@@ -41,7 +41,8 @@ def parity(folder: Path, options: dict[str, Any], sizes: tuple[int, ...] | None 
     loss, _ = loss_of(model, rows_of(rank, sizes[rank]))
     loss.backward()
     assert torch.allclose(mean_over_ranks(loss), expected, rtol=1e-12)
-    check_gradients(model, one, averaged=False)
+    eq.distributed.average_gradients(model.parameters(), one_axis())
+    check_gradients(model, one, averaged=True)
 
 
 def parity_ddp(folder: Path, options: dict[str, Any]) -> None:
