@@ -75,14 +75,14 @@ class Cost:
         solver: seconds of the assignment.
     """
 
-    token_bytes: float
-    token_messages: float
-    solver_bytes: float
-    solver_messages: float
-    contested: float
-    compute: float
-    exchange: float
-    solver: float
+    token_bytes: float | int
+    token_messages: float | int
+    solver_bytes: float | int
+    solver_messages: float | int
+    contested: float | int
+    compute: float | int
+    exchange: float | int
+    solver: float | int
 
     @property
     def seconds(self) -> float:
@@ -95,7 +95,7 @@ class Cost:
         return self.solver / self.seconds
 
 
-def contested_rows(rows: float, experts: int) -> float:
+def contested_rows(rows: float | int, experts: int) -> float:
     """Rows whose choice prices leave open: a power law through what was measured at 64 experts, at most all.
 
     Args:
@@ -162,6 +162,6 @@ def predict(layer: Layer, machine: Machine, *, scope: str, equal: bool) -> Cost:
     )
 
 
-def _solve_seconds(rows: float, contested: float, experts: int, machine: Machine) -> float:
+def _solve_seconds(rows: float | int, contested: float, experts: int, machine: Machine) -> float:
     """Passes over a rank's own rows, and the exact solution of contested ones, which every rank repeats."""
     return _PASSES * rows * experts * machine.pass_seconds + contested * experts * machine.solve_seconds
