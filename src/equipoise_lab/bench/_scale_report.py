@@ -195,7 +195,7 @@ def _table(title: str, first: str, columns: tuple[str, ...]) -> Table:
     return table
 
 
-def _cells(size: int, *numbers: float) -> list[str]:
+def _cells(size: int, *numbers: float | int) -> list[str]:
     return [f"{size:,}", *(f"{number:,.4g}" for number in numbers)]
 
 
