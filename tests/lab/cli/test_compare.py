@@ -31,7 +31,7 @@ def test_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["letters"], "task must be one of 'digits', 'digits-raw', got 'letters'"),
+        (["letters"], "task must be one of 'digits', 'digits-raw', 'lm', got 'letters'"),
         (["--seeds", "1"], "seeds must be an integer >= 2, got 1"),
         (["--first-seed", str(2**64)], "first_seed must be an integer from 0 to 2**62 - 1"),
         (["--steps", "0"], "steps must be an integer >= 1, got 0"),
