@@ -29,6 +29,7 @@ from equipoise.nn._schedules import LinearSchedule as LinearSchedule
 from equipoise.nn._selection import choose as choose
 from equipoise.nn._selection import choose_top as choose_top
 from equipoise.nn._surrogate import Surrogate as Surrogate
+from equipoise.nn._token_prior import TokenPrior as TokenPrior
 
 __all__ = [
     "CosineSchedule",
@@ -52,6 +53,7 @@ __all__ = [
     "RuleTraits",
     "SamplingRule",
     "Surrogate",
+    "TokenPrior",
     "capture",
     "choose",
     "choose_top",
