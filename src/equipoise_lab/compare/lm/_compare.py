@@ -157,5 +157,7 @@ def depends_on(run: Run, recipe: LanguageModels, text: Text) -> dict[str, Any]:
 
 
 def _outcome_row(outcome: Outcome) -> dict[str, Any]:
+    row = CONTENDERS[outcome.contender]
+    how = {"label": row.label, "kind": row.kind, "routed": row.router is not None}
     described = {**asdict(outcome), "setting": outcome.setting.describe()}
-    return {**described, "mean": outcome.mean, "spread": outcome.spread}
+    return {**how, **described, "mean": outcome.mean, "spread": outcome.spread}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-RATES = (0.003, 0.006)
+RATES = (0.003, 0.0045)
 """The learning rates that every contender is tuned over."""
 
 
@@ -75,14 +75,14 @@ _TABLE = (
         name="dense",
         label="dense",
         router=None,
-        third={"learning_rate": 0.012},
+        third={"learning_rate": 0.002},
         doc="one feed-forward block of an expert's size, no routing",
     ),
     Contender(
         name="hash",
         label="hash",
         router="hash",
-        third={"learning_rate": 0.012},
+        third={"learning_rate": 0.002},
         doc="a fixed hash of the byte; nothing is learnt",
     ),
     Contender(
@@ -96,14 +96,14 @@ _TABLE = (
         name="loss-free",
         label="loss-free bias",
         router="loss-free",
-        third={"learning_rate": 0.012},
+        third={"learning_rate": 0.002},
         doc="logits plus a bias that follows the load, gated",
     ),
     Contender(
         name="quantile",
         label="quantile",
         router="quantile",
-        third={"learning_rate": 0.012},
+        third={"learning_rate": 0.002},
         doc="logits minus prices of quantile balancing, gated",
     ),
     Contender(
@@ -117,7 +117,7 @@ _TABLE = (
         name="priced",
         label="priced",
         router="priced",
-        third={"learning_rate": 0.012},
+        third={"learning_rate": 0.002},
         kind="ours",
         doc="logits minus the average exact price, gated; no auxiliary loss, nothing dropped",
     ),
@@ -134,7 +134,7 @@ _TABLE = (
         label="priced, K = 2",
         router="priced",
         options={"top_k": 2},
-        third={"learning_rate": 0.012},
+        third={"learning_rate": 0.002},
         kind="ours",
         doc="priced with two experts a token",
     ),

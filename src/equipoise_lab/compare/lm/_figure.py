@@ -34,7 +34,8 @@ def save_figure(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
         losses.set_ylim(-0.6, len(ranked) - 0.4)
         losses.set_title("test loss; a mark for each seed, a line at their mean")
         losses.set_xlabel("nats a byte")
-        loads.set_title("uneven load: filled in training, open in evaluation")
+        losses.margins(x=0.1)
+        loads.set_title("load: filled in training, open in evaluation")
         loads.set_xlabel("largest load over mean load, minus 1")
         loads.set_xlim(left=-0.05)
         for axes in (losses, loads):

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from equipoise.nn import MoE, Readout, ResidualBaseline, Routing, Surrogate, TokenPrior, capture
+from equipoise.nn._peer_rules import Hash
 from equipoise_lab.compare.lm._contenders import CONTENDERS
 from equipoise_lab.compare.lm._model import LanguageModel, make_mlp
 from equipoise_lab.compare.lm._recipe import LanguageModels, Run
@@ -202,7 +203,7 @@ def make_layer(run: Run, recipe: LanguageModels, index: int) -> nn.Module:
     Args:
         run: names contender and setting.
         recipe: the sizes.
-        index: of the block; the hash of the prior differs between blocks.
+        index: of the block; hashes differ between blocks.
 
     Returns:
         The experts, or the dense block.
@@ -213,7 +214,9 @@ def make_layer(run: Run, recipe: LanguageModels, index: int) -> nn.Module:
     options: dict[str, Any] = {**contender.options, **run.setting.options}
     if run.setting.strength is not None:
         options["token_prior"] = TokenPrior(VOCABULARY, strength=run.setting.strength, seed=index)
-    layer = MoE(recipe.dim, recipe.num_experts, hidden_dim=recipe.hidden_dim, router=contender.router, **options)
+    # A hash of its own for each block, as the priors have.
+    router = Hash(seed=index) if contender.router == "hash" else contender.router
+    layer = MoE(recipe.dim, recipe.num_experts, hidden_dim=recipe.hidden_dim, router=router, **options)
     if not contender.gate:
         layer.router.weight.requires_grad_(False).zero_()
     return layer
