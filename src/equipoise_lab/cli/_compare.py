@@ -25,7 +25,7 @@ def compare(
     first_seed: Annotated[
         int | None, typer.Option(help="The first seed; other seeds, other runs. [default: 0]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of training. [default: 600; lm: 1500]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of training. [default: 600; lm: 1200]")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes. [default: one for each core]")] = None,
 ) -> None:
     """Compare routers on real data, each tuned over as many settings.

@@ -64,7 +64,7 @@ class LanguageModels:
     seeds: int = 5
     first_seed: int = 0
     tuning_seeds: int = 1
-    steps: int = 1500
+    steps: int = 1200
     batch_size: int = 8
     context: int = 64
     dim: int = 64
@@ -72,7 +72,7 @@ class LanguageModels:
     blocks: int = 2
     num_experts: int = 8
     hidden_dim: int = 128
-    validation_pieces: int = 512
+    validation_pieces: int = 256
     test_pieces: int = 1024
 
     def __post_init__(self) -> None:
