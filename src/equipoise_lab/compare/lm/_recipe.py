@@ -120,5 +120,13 @@ class LanguageModels:
 
 def quick_language_models() -> LanguageModels:
     """The same comparison in small: two seeds, a tiny model, 20 steps."""
-    sizes = {"dim": 16, "context": 16, "hidden_dim": 16, "validation_pieces": 8, "test_pieces": 8}
-    return LanguageModels(seeds=2, steps=20, batch_size=4, **sizes)
+    return LanguageModels(
+        seeds=2,
+        steps=20,
+        batch_size=4,
+        context=16,
+        dim=16,
+        hidden_dim=16,
+        validation_pieces=8,
+        test_pieces=8,
+    )

@@ -11,8 +11,7 @@ from equipoise_lab.compare.lm._contenders import CONTENDERS
 from equipoise_lab.compare.lm._recipe import LanguageModels
 from equipoise_lab.compare.lm._summary import CONFIDENCE, Difference, Goal, Outcome
 
-_NAMES = {"learning_rate": "rate", "balance_loss": "balance loss", "marginal_entropy": "bonus"}
-_NAMES |= {"capacity_factor": "capacity", "strength": "prior"}
+_NAMES = {"learning_rate": "rate", "balance_loss": "balance loss", "capacity_factor": "capacity", "strength": "prior"}
 HEADINGS = ("test loss", "sd", "MaxVio", "MaxVio, evaluation", "dropped", "ms a step")
 """Of the columns between a contender's name and its setting."""
 
