@@ -122,7 +122,7 @@ def balance_losses() -> dict[str, Callable[..., Tensor]]:
 
 def moving_average(losses: Sequence[Tensor], s: Any, decay: float) -> list[Tensor]:
     """The value of an `EMABaseline` after each of several batches."""
-    ema, values = eq.EMABaseline(decay=decay), []
+    ema, values = eq.EMABaseline(decay=decay, corrected=False), []
     for batch in losses:
         ema.update(batch, s)
         values.append(ema.value)
@@ -140,7 +140,7 @@ def capture(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def ema_baseline(decay: float) -> Any:
-    return eq.EMABaseline(decay=decay)
+    return eq.EMABaseline(decay=decay, corrected=False)
 
 
 def ema_value(baseline: Any) -> Tensor:
@@ -148,7 +148,7 @@ def ema_value(baseline: Any) -> Tensor:
 
 
 def surrogate(baseline: Any, **options: Any) -> nn.Module:
-    weighted = options.pop("weighted")  # as it was called when the numbers were stored
+    weighted = options.pop("weighted", True)  # as it was called when the numbers were stored
     return eq.nn.Surrogate(baseline, weights="all" if weighted else "none", **options)
 
 
