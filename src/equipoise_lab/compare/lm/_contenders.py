@@ -110,8 +110,9 @@ _TABLE = (
         name="base",
         label="BASE",
         router="base",
+        options={"evaluation": "priced"},
         third={"capacity_factor": 1.0},
-        doc="the exact balanced assignment of the logits, gated",
+        doc="the exact balanced assignment of the logits, gated; evaluated with the average prices",
     ),
     Contender(
         name="priced",
