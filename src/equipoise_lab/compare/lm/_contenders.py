@@ -5,12 +5,13 @@ Every one is tuned over three settings: two learning rates with its usual option
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 RATES = (0.003, 0.0045)
 """The learning rates that every contender is tuned over."""
+_FIELDS = ("learning_rate", "strength", "id_bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,16 +22,19 @@ class Setting:
         learning_rate: the largest one of AdamW, for router and experts.
         options: of `equipoise.nn.MoE`, beside the contender's.
         strength: of the token prior, for contenders that have one.
+        id_bytes: what hashes and priors see as the token's id: 1, the byte; 2, the byte and the one before.
     """
 
     learning_rate: float
     options: Mapping[str, float] = field(default_factory=dict[str, float])
     strength: float | None = None
+    id_bytes: int = 1
 
     def describe(self) -> dict[str, float]:
         """Lists what is set, as JSON knows it."""
         prior = {} if self.strength is None else {"strength": self.strength}
-        return {"learning_rate": self.learning_rate, **self.options, **prior}
+        ids = {} if self.id_bytes == 1 else {"id_bytes": self.id_bytes}
+        return {"learning_rate": self.learning_rate, **self.options, **prior, **ids}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +49,7 @@ class Contender:
         strength: of the token prior; None: no prior.
         gate: whether the router has a learnt gate beside the prior.
         weights: of `equipoise.nn.Surrogate`.
-        third: the third setting, as changes of the first one.
+        third: the third setting, as changes of the first one: fields of `Setting`, and options of `equipoise.nn.MoE`.
         kind: "peer", "control" or "ours".
         doc: one line.
     """
@@ -57,17 +61,16 @@ class Contender:
     strength: float | None = None
     gate: bool = True
     weights: str = "router"
-    third: Mapping[str, float]
+    third: Mapping[str, float | int]
     kind: str = "peer"
     doc: str
 
     def settings(self) -> list[Setting]:
         """Lists the settings that are tried, as many for every contender."""
-        rate = self.third.get("learning_rate", RATES[0])
-        strength = self.third.get("strength", self.strength)
-        own = {name: value for name, value in self.third.items() if name not in ("learning_rate", "strength")}
         usual = [Setting(learning_rate=rate, strength=self.strength) for rate in RATES]
-        return [*usual, Setting(learning_rate=rate, options=own, strength=strength)]
+        changes: dict[str, Any] = {name: value for name, value in self.third.items() if name in _FIELDS}
+        own = {name: value for name, value in self.third.items() if name not in _FIELDS}
+        return [*usual, replace(usual[0], options=own, **changes)]
 
 
 _TABLE = (
@@ -82,8 +85,8 @@ _TABLE = (
         name="hash",
         label="hash",
         router="hash",
-        third={"learning_rate": 0.002},
-        doc="a fixed hash of the byte; nothing is learnt",
+        third={"id_bytes": 2},
+        doc="a fixed hash of the byte, another one in each block; nothing is learnt",
     ),
     Contender(
         name="switch",
@@ -145,7 +148,7 @@ _TABLE = (
         router="switch",
         strength=3.0,
         gate=False,
-        third={"strength": 6.0},
+        third={"id_bytes": 2},
         kind="control",
         doc="Switch whose logits are the token prior alone",
     ),
@@ -154,7 +157,7 @@ _TABLE = (
         label="Switch + prior",
         router="switch",
         strength=3.0,
-        third={"strength": 6.0},
+        third={"id_bytes": 2},
         kind="control",
         doc="Switch with the token prior",
     ),
@@ -164,7 +167,7 @@ _TABLE = (
         router="sample",
         options={"loss": "gated-reinforce"},
         strength=10.0,
-        third={"strength": 6.0},
+        third={"id_bytes": 2},
         kind="ours",
         doc="independent draws without a capacity, gated with the score function",
     ),
@@ -174,7 +177,7 @@ _TABLE = (
         router="skip-iw",
         options={"loss": "gated-reinforce"},
         strength=10.0,
-        third={"strength": 6.0},
+        third={"id_bytes": 2},
         kind="ours",
         doc="our recipe: draws within the capacity, gated with the score function",
     ),
@@ -184,7 +187,7 @@ _TABLE = (
         router="gm-iw-mix",
         options={"loss": "gated-reinforce", "capacity_factor": 1.0, "eps": 0.02},
         strength=6.0,
-        third={"strength": 3.0},
+        third={"id_bytes": 2},
         kind="ours",
         doc="our recipe with exactly balanced draws: every expert is full, nothing is dropped",
     ),

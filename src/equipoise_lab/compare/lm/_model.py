@@ -63,6 +63,8 @@ class LanguageModel(nn.Module):
         heads: int,
         context: int,
         feed_forwards: list[nn.Module],
+        *,
+        id_bytes: int = 1,
         init: Callable[[], object] | None = None,
     ) -> None:
         """Builds the model.
@@ -72,10 +74,12 @@ class LanguageModel(nn.Module):
             heads: of the attention.
             context: positions at most.
             feed_forwards: one for each block.
+            id_bytes: what routers see as the id of a token: 1, the byte; 2, the byte and the one before.
             init: called before the parameters outside the feed-forward blocks are drawn, so that models with different
                 ones can share all others.
         """
         super().__init__()
+        self.id_bytes = id_bytes
         if init is not None:
             init()
         self.embedding = nn.Embedding(VOCABULARY, dim)
@@ -94,11 +98,25 @@ class LanguageModel(nn.Module):
             The logits, and what entered the feed-forward part of each block.
         """
         x: Tensor = self.embedding(token_ids) + self.positions[: token_ids.shape[1]]
-        hidden: list[Tensor] = []
+        ids, hidden = router_ids(token_ids, self.id_bytes), list[Tensor]()
         for block in self.blocks:
-            x, h = block(x, token_ids)
+            x, h = block(x, ids)
             hidden.append(h)
         return self.head(self.norm(x)), hidden
+
+
+def router_ids(token_ids: Int[Tensor, "B S"], id_bytes: int) -> Int[Tensor, "B S"]:
+    """Makes the ids that routers see, in [0, VOCABULARY**id_bytes); before the first byte there is byte 0.
+
+    Example:
+        >>> router_ids(torch.tensor([[1, 2]]), 2).tolist()
+        [[1, 130]]
+    """
+    ids, before = token_ids, token_ids
+    for place in range(1, id_bytes):
+        before = F.pad(before, (1, 0))[:, :-1]
+        ids = ids + before * VOCABULARY**place
+    return ids
 
 
 def make_mlp(dim: int, hidden_dim: int) -> nn.Module:

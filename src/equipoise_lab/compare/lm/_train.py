@@ -132,7 +132,12 @@ class Learner:
         torch.manual_seed(_EXPERTS + run.seed)
         layers = [make_layer(run, recipe, index) for index in range(recipe.blocks)]
         self.model = LanguageModel(
-            recipe.dim, recipe.heads, recipe.context, layers, init=lambda: torch.manual_seed(run.seed)
+            recipe.dim,
+            recipe.heads,
+            recipe.context,
+            layers,
+            id_bytes=run.setting.id_bytes,
+            init=lambda: torch.manual_seed(run.seed),
         )
         self.routed = contender.router is not None
         scored = contender.options.get("loss") == "gated-reinforce"
@@ -213,7 +218,7 @@ def make_layer(run: Run, recipe: LanguageModels, index: int) -> nn.Module:
         return make_mlp(recipe.dim, recipe.hidden_dim)
     options: dict[str, Any] = {**contender.options, **run.setting.options}
     if run.setting.strength is not None:
-        options["token_prior"] = TokenPrior(VOCABULARY, strength=run.setting.strength, seed=index)
+        options["token_prior"] = TokenPrior(VOCABULARY**run.setting.id_bytes, strength=run.setting.strength, seed=index)
     # A hash of its own for each block, as the priors have.
     router = Hash(seed=index) if contender.router == "hash" else contender.router
     layer = MoE(recipe.dim, recipe.num_experts, hidden_dim=recipe.hidden_dim, router=router, **options)
