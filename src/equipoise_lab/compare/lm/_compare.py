@@ -160,4 +160,4 @@ def _outcome_row(outcome: Outcome) -> dict[str, Any]:
     row = CONTENDERS[outcome.contender]
     how = {"label": row.label, "kind": row.kind, "routed": row.router is not None}
     described = {**asdict(outcome), "setting": outcome.setting.describe()}
-    return {**how, **described, "mean": outcome.mean, "spread": outcome.spread}
+    return {**how, **described, "mean": outcome.mean, "spread": outcome.spread, "limited_mean": outcome.limited_mean}

@@ -23,6 +23,7 @@ class Outcome:
         contender: its name.
         setting: the chosen one.
         loss: on the test split, in nats a byte.
+        limited_loss: the same within a capacity of `LIMIT` times an even share, the rest dropped.
         curve: the validation loss, averaged over seeds; pairs of step and loss.
         violation: of the load in training, within the capacity: the largest load over the mean load, minus 1.
         eval_violation: that in evaluation, without a capacity.
@@ -33,6 +34,7 @@ class Outcome:
     contender: str
     setting: Setting
     loss: tuple[float, ...]
+    limited_loss: tuple[float, ...]
     curve: tuple[tuple[int, float], ...]
     violation: tuple[float, ...]
     eval_violation: tuple[float, ...]
@@ -48,6 +50,11 @@ class Outcome:
     def spread(self) -> float:
         """The standard deviation of the test loss between seeds."""
         return statistics.stdev(self.loss)
+
+    @property
+    def limited_mean(self) -> float:
+        """The mean test loss over seeds within a capacity."""
+        return statistics.fmean(self.limited_loss)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +123,8 @@ def _outcome(models: Sequence[Trained]) -> Outcome:
     return Outcome(
         contender=models[0].run.contender,
         setting=models[0].run.setting,
-        loss=tuple(t.test if t.test is not None else math.nan for t in models),
+        loss=tuple(math.nan if t.test is None else t.test for t in models),
+        limited_loss=tuple(math.nan if t.limited_test is None else t.limited_test for t in models),
         curve=tuple(zip(steps, losses, strict=True)),
         violation=tuple(t.training.violation for t in models),
         eval_violation=tuple(t.evaluation.violation for t in models),

@@ -22,6 +22,8 @@ from equipoise_lab.compare.lm._model import LanguageModel, make_mlp
 from equipoise_lab.compare.lm._recipe import LanguageModels, Run
 from equipoise_lab.compare.lm._text import VOCABULARY, Text, gather, pieces
 
+LIMIT = 1.25
+"""The capacity factor of the evaluation within a capacity."""
 # Streams of a seed.
 _ORDER, _EXPERTS, _NOISE = 1 << 30, 2 << 30, 3 << 30
 _POINTS = 5
@@ -52,6 +54,7 @@ class Trained:
         run: which one.
         curve: pairs of step and validation loss, in nats a byte; the last is the end.
         test: the test loss at the end; None for runs that only choose a setting.
+        limited_test: the same where an expert takes at most `LIMIT` times its share of a batch; the rest is dropped.
         training: the routing of training batches, within the capacity.
         evaluation: that of validation batches at the end.
         step_time: processor time of a training step, in seconds.
@@ -60,6 +63,7 @@ class Trained:
     run: Run
     curve: tuple[tuple[int, float], ...]
     test: float | None
+    limited_test: float | None
     training: Routed
     evaluation: Routed
     step_time: float
@@ -79,7 +83,8 @@ def read_trained(run: Run, content: Any) -> Trained:
     """Makes of JSON what `Trained.write` made of it."""
     routed = {name: Routed(**content[name]) for name in ("training", "evaluation")}
     curve = tuple((int(step), float(loss)) for step, loss in content["curve"])
-    return Trained(run=run, curve=curve, test=content["test"], step_time=content["step_time"], **routed)
+    tests = {name: content.get(name) for name in ("test", "limited_test")}
+    return Trained(run=run, curve=curve, step_time=content["step_time"], **tests, **routed)
 
 
 def train(run: Run, recipe: LanguageModels, text: Text, *, progress: Callable[[int], object] | None = None) -> Trained:
@@ -112,11 +117,12 @@ def train(run: Run, recipe: LanguageModels, text: Text, *, progress: Callable[[i
             if progress is not None:
                 progress(step - done)
             done = step
-    test = learner.evaluate(pieces(text.test, recipe.test_pieces, recipe.context))[0] if run.final else None
+    test = pieces(text.test, recipe.test_pieces, recipe.context) if run.final else None
     return Trained(
         run=run,
         curve=tuple(curve),
-        test=test,
+        test=None if test is None else learner.evaluate(test)[0],
+        limited_test=None if test is None else learner.evaluate(test, LIMIT)[0],
         training=_mean_routed(loads),
         evaluation=evaluation,
         step_time=seconds / recipe.steps,
@@ -185,9 +191,17 @@ class Learner:
         self.optimizer.zero_grad()
 
     @torch.no_grad()
-    def evaluate(self, sequences: Int[Tensor, "B S"]) -> tuple[float, Routed]:
-        """Computes the mean loss in nats a byte, and the routing, without a capacity."""
+    def evaluate(self, sequences: Int[Tensor, "B S"], limit: float | None = None) -> tuple[float, Routed]:
+        """Computes the mean loss in nats a byte, and the routing.
+
+        Args:
+            sequences: what to predict.
+            limit: the capacity factor; None: no capacity.
+        """
         self.model.eval()
+        for layer in self.model.modules():
+            if isinstance(layer, MoE):
+                layer.router.eval_capacity_factor = limit
         losses: list[Tensor] = []
         loads: list[Routed] = []
         for batch in sequences.split(_EVALUATED):

@@ -23,7 +23,8 @@ from equipoise_lab.compare.lm._train import Routed
 def made(name: str, loss: float, *, seed: int = 0, number: int = 0, violation: float = 0.0) -> Trained:
     run = Run(contender=name, setting=CONTENDERS[name].settings()[number], seed=seed, final=True)
     routed = Routed(violation=violation, dropped=0.0)
-    return Trained(run=run, curve=((1, loss),), test=loss, training=routed, evaluation=routed, step_time=0.01)
+    tests = {"test": loss, "limited_test": loss}
+    return Trained(run=run, curve=((1, loss),), **tests, training=routed, evaluation=routed, step_time=0.01)
 
 
 def test_chooses_the_least_validation_loss_and_no_run_that_diverged() -> None:

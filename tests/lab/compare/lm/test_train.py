@@ -93,6 +93,15 @@ def test_the_control_without_a_gate_routes_by_the_prior_alone(small: LanguageMod
         assert all(torch.equal(first[int(i)], logits) for i, logits in zip(ids, routing.logits, strict=True))
 
 
+def test_a_capacity_in_evaluation_drops_what_is_beyond_it(small: LanguageModels, text: Text) -> None:
+    learner = Learner(run_of("hash"), small)
+    sequences = text.test[: 4 * 9].view(4, 9).long()
+    (free, unlimited), (limited, within) = (learner.evaluate(sequences, limit) for limit in (None, 1.25))
+    assert unlimited.dropped == 0 < within.dropped
+    assert free != limited
+    assert learner.evaluate(sequences)[0] == free
+
+
 def test_exactly_balanced_draws_have_no_violation(small: LanguageModels, text: Text) -> None:
     trained = train(run_of("gm-iw-mix-prior"), small, text)
     assert (trained.training.violation, trained.training.dropped) == (0.0, 0.0)
