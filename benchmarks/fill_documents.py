@@ -101,19 +101,28 @@ def loss_table(found: Mapping[str, Any]) -> str:
     Returns:
         The table, without a line break at the end.
     """
-    head = ["router", "test loss (sd), nats a byte", "MaxVio, training", "MaxVio, evaluation", "dropped", "ms a step"]
+    head = [
+        "router",
+        "test loss (sd), nats a byte",
+        "within capacity 1.25",
+        "MaxVio, training",
+        "MaxVio, evaluation",
+        "dropped",
+        "ms a step",
+    ]
     lines = [f"| {' | '.join([*head, 'chosen setting'])} |", "|" + "---|" * (len(head) + 1)]
     for row in sorted(found["outcomes"], key=lambda row: row["mean"]):
         loads = [sum(row[name]) / len(row[name]) for name in ("violation", "eval_violation", "dropped")]
         cells = [f"{loads[0]:.2f}", f"{loads[1]:.2f}", f"{loads[2]:.1%}"] if row["routed"] else ["-"] * 3
         setting = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in row["setting"].items())
-        first, step_time = [row["label"], f"{row['mean']:.3f} ({row['spread']:.3f})"], f"{1e3 * row['step_time']:.1f}"
+        first = [row["label"], f"{row['mean']:.3f} ({row['spread']:.3f})", f"{row['limited_mean']:.3f}"]
+        step_time = f"{1e3 * row['step_time']:.1f}"
         lines.append(f"| {' | '.join([*first, *cells, step_time, setting])} |")
     return "\n".join(lines)
 
 
 def difference_table(found: Mapping[str, Any]) -> str:
-    """Renders the paired differences of the language-model comparison.
+    """Renders the paired differences of the language-model comparison; bold: better beyond the spread of the seeds.
 
     Args:
         found: what `equipoise compare lm` stored.
@@ -122,11 +131,16 @@ def difference_table(found: Mapping[str, Any]) -> str:
         The table, without a line break at the end.
     """
     labels = {row["contender"]: row["label"] for row in found["outcomes"]}
-    lines = ["| | minus | difference | 95% interval | better beyond the spread |", "|---|---|---|---|---|"]
+    head = ["", "minus", "difference", "95% interval", "within capacity 1.25", "95% interval"]
+    lines = [f"| {' | '.join(head)} |".replace("|  |", "| |"), "|" + "---|" * len(head)]
+    within = {(d["ours"], d["other"]): d for d in found["differences"] if d["limited"]}
     for d in found["differences"]:
-        names = f"{labels[d['ours']]} | {labels[d['other']]}"
-        interval = f"{d['low']:+.3f} to {d['high']:+.3f}"
-        lines.append(f"| {names} | {d['mean']:+.3f} | {interval} | {'yes' if d['better'] else 'no'} |")
+        if not d["limited"]:
+            cells = [labels[d["ours"]], labels[d["other"]]]
+            for each in (d, within[d["ours"], d["other"]]):
+                mean = f"{each['mean']:+.3f}"
+                cells += [f"**{mean}**" if each["better"] else mean, f"{each['low']:+.3f} to {each['high']:+.3f}"]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

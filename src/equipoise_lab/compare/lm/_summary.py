@@ -64,6 +64,7 @@ class Difference:
     Attributes:
         ours: a contender's name.
         other: a contender's name.
+        limited: whether it is the loss within a capacity.
         mean: below 0 where the first is better.
         low: of the confidence interval, Student's t over the seeds.
         high: of it.
@@ -72,6 +73,7 @@ class Difference:
 
     ours: str
     other: str
+    limited: bool
     mean: float
     low: float
     high: float
@@ -133,18 +135,20 @@ def _outcome(models: Sequence[Trained]) -> Outcome:
     )
 
 
-def difference(ours: Outcome, other: Outcome) -> Difference:
-    """Compares two contenders seed by seed."""
-    pairs = [a - b for a, b in zip(ours.loss, other.loss, strict=True)]
+def difference(ours: Outcome, other: Outcome, *, limited: bool = False) -> Difference:
+    """Compares two contenders seed by seed, without a capacity or within one."""
+    a, b = (outcome.limited_loss if limited else outcome.loss for outcome in (ours, other))
+    pairs = [x - y for x, y in zip(a, b, strict=True)]
     mean, n = statistics.fmean(pairs), len(pairs)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * statistics.stdev(pairs) / math.sqrt(n)
     return Difference(
         ours=ours.contender,
         other=other.contender,
+        limited=limited,
         mean=mean,
         low=mean - half,
         high=mean + half,
-        spread=max(ours.spread, other.spread),
+        spread=max(statistics.stdev(a), statistics.stdev(b)),
     )
 
 
@@ -159,15 +163,16 @@ _PAIRS = (
 
 
 def differences(outcomes: Sequence[Outcome]) -> list[Difference]:
-    """Compares the pairs that the goals and the docs speak of, as far as both were run."""
+    """Compares the pairs of the goals and the docs, as far as both were run: without a capacity, then within."""
     by_name = {outcome.contender: outcome for outcome in outcomes}
-    return [difference(by_name[a], by_name[b]) for a, b in _PAIRS if a in by_name and b in by_name]
+    pairs = [(by_name[a], by_name[b]) for a, b in _PAIRS if a in by_name and b in by_name]
+    return [difference(a, b, limited=limited) for limited in (False, True) for a, b in pairs]
 
 
 def judge(outcomes: Sequence[Outcome], found: Sequence[Difference]) -> list[Goal]:
-    """Judges the goals by rule; those whose contenders were not all run are left out."""
+    """Judges the goals by rule, without a capacity; those whose contenders were not all run are left out."""
     by_name = {outcome.contender: outcome for outcome in outcomes}
-    pairs = {(d.ours, d.other): d for d in found}
+    pairs = {(d.ours, d.other): d for d in found if not d.limited}
     goals: list[Goal] = []
     for other in ("switch", "hash", "dense"):
         if (d := pairs.get((_RECIPE, other))) is not None:

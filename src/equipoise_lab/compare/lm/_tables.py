@@ -12,7 +12,7 @@ from equipoise_lab.compare.lm._recipe import LanguageModels
 from equipoise_lab.compare.lm._summary import CONFIDENCE, Difference, Goal, Outcome
 
 _NAMES = {"learning_rate": "rate", "balance_loss": "balance loss", "capacity_factor": "capacity", "strength": "prior"}
-HEADINGS = ("test loss", "sd", "MaxVio", "MaxVio, evaluation", "dropped", "ms a step")
+HEADINGS = ("test loss", "sd", "within capacity", "MaxVio", "MaxVio, evaluation", "dropped", "ms a step")
 """Of the columns between a contender's name and its setting."""
 
 
@@ -25,7 +25,8 @@ def outcome_cells(outcome: Outcome) -> tuple[str, ...]:
             statistics.fmean(values) for values in (outcome.violation, outcome.eval_violation, outcome.dropped)
         )
         loads = (f"{violation:.2f}", f"{evaluated:.2f}", f"{dropped:.1%}")
-    return (f"{outcome.mean:.3f}", f"{outcome.spread:.3f}", *loads, f"{1e3 * outcome.step_time:.1f}")
+    losses = (f"{outcome.mean:.3f}", f"{outcome.spread:.3f}", f"{outcome.limited_mean:.3f}")
+    return (*losses, *loads, f"{1e3 * outcome.step_time:.1f}")
 
 
 def describe_setting(outcome: Outcome) -> str:
@@ -55,12 +56,14 @@ def model_tables(
         label = CONTENDERS[outcome.contender].label
         losses.add_row(label, *outcome_cells(outcome), describe_setting(outcome))
     title = f"Differences of the test loss, seeds paired, {CONFIDENCE:.0%} interval"
-    pairs = new_table(title, ["", "minus"], ["difference", "interval"], title_justify="left")
+    pairs = new_table(title, ["", "minus", "capacity"], ["difference", "interval"], title_justify="left")
     pairs.add_column("beyond the spread")
     for d in found:
         names = (CONTENDERS[d.ours].label, CONTENDERS[d.other].label)
         interval = f"{d.low:+.3f} to {d.high:+.3f}"
-        pairs.add_row(*names, f"{d.mean:+.3f}", interval, "better" if d.better else "no")
+        pairs.add_row(
+            *names, "1.25" if d.limited else "none", f"{d.mean:+.3f}", interval, "better" if d.better else "no"
+        )
     verdicts = new_table("Goals", ["goal", "holds", "found"], title_justify="left")
     for goal in goals:
         verdicts.add_row(goal.text, "yes" if goal.holds else "no", goal.found)
