@@ -178,4 +178,5 @@ def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def buffers(model: nn.Module) -> Arrays:
     """What changes without gradient, under the names that it had when the numbers were stored."""
-    return {stored_name(name): b.clone() for name, b in model.named_buffers()}
+    new = {f"{name}.average." for name, m in model.named_modules() if getattr(m, "evaluation", None) == "argmax"}
+    return {stored_name(n): b.clone() for n, b in model.named_buffers() if not n.startswith(tuple(new))}
