@@ -14,7 +14,7 @@ import json
 import math
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,7 @@ from torch import Tensor, nn
 import equipoise as eq
 
 VOCABULARY = 256  # bytes
-
-
-# --- data ------------------------------------------------------------------------------------------------------------
+_PARTS = ("model", "surrogate", "optimizer", "schedule")
 
 
 def read_text(folder: Path, pattern: str) -> tuple[Tensor, Tensor]:
@@ -40,17 +38,6 @@ def read_text(folder: Path, pattern: str) -> tuple[Tensor, Tensor]:
         raise ValueError(f"data must hold at least 20 files that match {pattern!r}, got {len(files)} in {folder}")
     train, validation = (torch.frombuffer(bytearray(b"\n".join(part)), dtype=torch.uint8) for part in parts)
     return train, validation
-
-
-def draw_batch(text: Tensor, rows: int, context: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Cuts random pieces out of the text. A batch is a function of its seed, so that a resumed run sees the same."""
-    generator = torch.Generator().manual_seed(seed)
-    starts = torch.randint(len(text) - context, [rows, 1], generator=generator)
-    pieces = text[starts + torch.arange(context + 1)].long()
-    return pieces[:, :-1], pieces[:, 1:]
-
-
-# --- model -----------------------------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -80,18 +67,22 @@ class Transformer(nn.Module):
     def __init__(self, args: argparse.Namespace) -> None:
         """Builds the model of the command's options."""
         super().__init__()
-        self.context = args.context
+        self.context, self.prior_bytes = args.context, args.prior_bytes
         self.embedding = nn.Embedding(VOCABULARY, args.dim)
         self.positions = nn.Parameter(0.02 * torch.randn(args.context, args.dim))
-        self.blocks = nn.ModuleList(Block(args.dim, args.heads, make_moe(args)) for _ in range(args.blocks))
+        self.blocks = nn.ModuleList(Block(args.dim, args.heads, make_moe(args, i)) for i in range(args.blocks))
         self.norm, self.head = nn.RMSNorm(args.dim), nn.Linear(args.dim, VOCABULARY, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.05)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Maps [batch, positions] to [batch, positions, 256]."""
         x = self.embedding(token_ids) + self.positions[: token_ids.shape[1]]
+        router_ids, before = token_ids, token_ids  # what hashes and token priors look at: the last bytes
+        for place in range(1, self.prior_bytes):
+            before = F.pad(before, (1, 0))[:, :-1]
+            router_ids = router_ids + before * VOCABULARY**place
         for block in self.blocks:
-            x = block(x, token_ids)
+            x = block(x, router_ids)
         return self.head(self.norm(x))
 
     @torch.no_grad()
@@ -105,13 +96,16 @@ class Transformer(nn.Module):
         return bytes(written).decode(errors="replace")
 
 
-def make_moe(args: argparse.Namespace) -> eq.nn.MoE:
-    """Makes the experts of one block. Options that a router has no use for are errors, so only some are passed on."""
+def make_moe(args: argparse.Namespace, block: int) -> eq.nn.MoE:
+    """Makes the experts of one block, with the recipe of docs/language-models.md."""
     options: dict[str, Any] = {} if args.top_k == 1 else {"top_k": args.top_k}
+    sampled = args.router in eq.STRATEGIES
+    if sampled:
+        options["loss"] = "gated-reinforce"  # outputs times p(z), and the score function: the exact gradient
+    strength = args.token_prior if args.token_prior is not None else 10.0 if sampled else 3.0
+    if strength > 0 and args.router != "hash":
+        options["token_prior"] = eq.nn.TokenPrior(VOCABULARY**args.prior_bytes, strength, seed=block)
     return eq.nn.MoE(args.dim, args.experts, router=args.router, capacity_factor=args.capacity_factor, **options)
-
-
-# --- training --------------------------------------------------------------------------------------------------------
 
 
 class Training:
@@ -124,8 +118,8 @@ class Training:
         self.device = torch.device(args.device)
         self.model = Transformer(args).to(self.device)
         # Several processes: make a mesh and shard the model here; give every process its own part of each batch.
-        self.surrogate = eq.nn.Surrogate()
-        groups = eq.nn.parameter_groups(self.model, lr=args.lr, router_lr_scale=args.router_lr_scale)
+        self.surrogate = eq.nn.Surrogate(eq.nn.Readouts(self.model, VOCABULARY)).to(self.device)
+        groups = eq.nn.parameter_groups(self.model, lr=args.lr, surrogate=self.surrogate)
         self.optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.01)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
 
@@ -134,31 +128,36 @@ class Training:
         warm = min(1.0, (step + 1) / self.args.warmup)
         return warm * (0.55 + 0.45 * math.cos(math.pi * min(step / self.args.steps, 1.0)))
 
+    def _batch(self, text: Tensor, seed: int) -> list[Tensor]:
+        """Cuts random pieces out of the text. They are a function of the seed, so that a resumed run sees the same."""
+        generator, context = torch.Generator().manual_seed(seed), self.args.context
+        starts = torch.randint(len(text) - context, [self.args.batch, 1], generator=generator)
+        pieces = text[starts + torch.arange(context + 1)].long().to(self.device)
+        return [pieces[:, :-1], pieces[:, 1:]]
+
     def _token_losses(self, ids: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.args.amp):
-            logits = self.model(ids.to(self.device))
-        return F.cross_entropy(logits.float().mT, targets.to(self.device), reduction="none")
+            logits = self.model(ids)
+        return F.cross_entropy(logits.float().mT, targets, reduction="none")
 
     def train_step(self, text: Tensor) -> tuple[float, Any]:
         """One step of the optimiser on `accumulate` batches; returns the mean loss and the last batch's routings."""
-        args, total, captured = self.args, 0.0, []
+        args, total = self.args, 0.0
         for part in range(args.accumulate):
             seed = (args.seed * args.steps + self.step) * args.accumulate + part
-            ids, targets = draw_batch(text, args.batch, args.context, seed)
-            with eq.nn.capture(self.model) as routings:
+            ids, targets = self._batch(text, seed)
+            with eq.nn.capture(self.model, self.optimizer, inputs=True) as routings:
                 losses = self._token_losses(ids, targets)
-            loss = self.surrogate(losses, routings)  # the loss of the tokens, what trains the routers, balance losses
+            # The losses of the tokens, what trains the routers, and balance losses, in one scalar.
+            loss = self.surrogate(losses, routings, targets=targets)
             (loss / args.accumulate).backward()
             total += losses.detach().mean().item() / args.accumulate
-            captured.append(routings)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        self.optimizer.step()  # the capture updates what routers keep, such as prices and biases, after this
         self.optimizer.zero_grad()
-        for routings in captured:
-            routings.update()  # averages, biases and prices that routers keep
         self.schedule.step()
         self.step += 1
-        return total, captured[-1]
+        return total, routings
 
     @torch.no_grad()
     def evaluate(self, text: Tensor, batches: int = 8) -> tuple[float, dict[str, Any]]:
@@ -166,33 +165,26 @@ class Training:
         self.model.eval()
         total = 0.0
         for number in range(batches):
-            ids, targets = draw_batch(text, self.args.batch, self.args.context, number)
+            ids, targets = self._batch(text, number)
             with eq.nn.capture(self.model) as routings:
                 total += self._token_losses(ids, targets).mean().item() / batches
         self.model.train()
         return total, routings.stats()
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
-        parts = {name: getattr(self, name).state_dict() for name in ("model", "surrogate", "optimizer", "schedule")}
-        return {**parts, "step": self.step, "noise": torch.get_rng_state(), "device_noise": _device_noise(self.device)}
+        """Everything that the next step depends on, random streams included."""
+        parts = {name: getattr(self, name).state_dict() for name in _PARTS}
+        own = None if self.device.type == "cpu" else torch.get_device_module(self.device).get_rng_state()
+        return {**parts, "step": self.step, "noise": torch.get_rng_state(), "device_noise": own}
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from `state`."""
-        for name in ("model", "surrogate", "optimizer", "schedule"):
+        for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
         self.step = state["step"]
         torch.set_rng_state(state["noise"])
         if state["device_noise"] is not None:
             torch.get_device_module(self.device).set_rng_state(state["device_noise"])
-
-
-def _device_noise(device: torch.device) -> Tensor | None:
-    """The state of an accelerator's random stream, from which routers on it draw."""
-    return None if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
-
-
-# --- logs ------------------------------------------------------------------------------------------------------------
 
 
 class Log:
@@ -228,38 +220,27 @@ def _flatten(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
             yield f"{prefix}{name}", value
 
 
-class Progress:
-    """A bar where tqdm is installed, else a line whenever something is logged."""
+def make_progress(step: int, steps: int) -> Callable[[int, str | None], None]:
+    """A bar where tqdm is installed, else a line whenever there are new figures."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return lambda step, text: None if text is None else print(f"step {step:,} of {steps:,}: {text}", flush=True)
+    bar = tqdm(total=steps, initial=step, unit="step", smoothing=0.1)
 
-    def __init__(self, step: int, steps: int) -> None:
-        """Starts at a step."""
-        try:
-            from tqdm import tqdm
-        except ImportError:
-            self.bar, self.steps = None, steps
-        else:
-            self.bar = tqdm(total=steps, initial=step, unit="step", smoothing=0.1)
+    def show(step: int, text: str | None) -> None:
+        bar.update(step - bar.n)
+        if text is not None:
+            bar.set_postfix_str(text)
 
-    def show(self, step: int, text: str | None) -> None:
-        """Moves to a step, with the newest figures if there are any."""
-        if self.bar is not None:
-            self.bar.update(step - self.bar.n)
-            if text is not None:
-                self.bar.set_postfix_str(text)
-        elif text is not None:
-            print(f"step {step:,} of {self.steps:,}: {text}", flush=True)
-
-
-# --- command ---------------------------------------------------------------------------------------------------------
+    return show
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    stdlib = Path(sysconfig.get_paths()["stdlib"])
-    add = parser.add_argument
+    how = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=how)
+    add, stdlib = parser.add_argument, Path(sysconfig.get_paths()["stdlib"])
     add("--data", type=Path, default=stdlib, help="folder of text; read with all folders below it")
     add("--pattern", default="*.py", help="which files of it")
     add("--out", type=Path, default=Path("out/train_lm"), help="folder for checkpoint and logs")
@@ -268,7 +249,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--experts", type=int, default=8, help="experts of each block")
     add("--top-k", type=int, default=1, help="experts of each token")
     add("--capacity-factor", type=float, default=1.25, help="in training an expert takes this times its share at most")
-    add("--router-lr-scale", type=float, default=1.0, help="the routers' learning rate in units of --lr")
+    add("--token-prior", type=float, help="strength; 0: none; by default 10 for routers that sample, else 3")
+    add("--prior-bytes", type=int, default=2, help="how many bytes hashes and token priors look at")
     for name, default in (("dim", 128), ("heads", 4), ("blocks", 4), ("context", 128)):
         add(f"--{name}", type=int, default=default, help="of the model")
     add("--batch", type=int, default=16, help="sequences of a batch")
@@ -293,23 +275,23 @@ def main(arguments: list[str] | None = None) -> None:
     training, checkpoint = Training(args), args.out / "checkpoint.pt"
     args.out.mkdir(parents=True, exist_ok=True)
     if args.resume:
-        training.load(torch.load(checkpoint))
-    log, progress, began = Log(args.out, training.step), Progress(training.step, args.steps), time.perf_counter()
-    shown = ""
+        training.load(torch.load(checkpoint, map_location="cpu"))
+    log, show = Log(args.out, training.step), make_progress(training.step, args.steps)
+    began, validated = time.perf_counter(), ""
     while training.step < args.steps:
         loss, routings = training.train_step(train)
-        step, text = training.step, None
-        if step % args.log_every == 0 or step == 1:
+        step, text = training.step, f"loss {loss:.3f}"
+        logs, evaluates = step % args.log_every == 0 or step == 1, step % args.eval_every == 0 or step == args.steps
+        if logs:
             seconds, began = time.perf_counter() - began, time.perf_counter()
             log.write(step, loss=loss, seconds=seconds, layers=routings.stats())
-            text = f"loss {loss:.3f}{shown}"
-        if step % args.eval_every == 0 or step == args.steps:
-            validated, layers = training.evaluate(validation)
-            log.write(step, validation={"loss": validated, "layers": layers})
-            torch.save(training.state(), checkpoint)
-            shown = f", validation {validated:.3f}"
-            text = f"loss {loss:.3f}{shown}"
-        progress.show(step, text)
+        if evaluates:
+            validation_loss, layers = training.evaluate(validation)
+            log.write(step, validation={"loss": validation_loss, "layers": layers})
+            torch.save(training.state(), checkpoint.with_suffix(".new"))
+            checkpoint.with_suffix(".new").replace(checkpoint)  # an interruption leaves the old one or the new one
+            validated = f", validation {validation_loss:.3f}"
+        show(step, text + validated if logs or evaluates else None)
     training.model.eval()
     print("\n" + training.model.generate(args.prompt, args.generate))
 
