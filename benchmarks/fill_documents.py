@@ -92,6 +92,9 @@ def goal_list(beyond: Mapping[str, Any]) -> str:
     return "\n".join(f"- {g['goal']}: **{verdicts[g['holds']]}**, {g['measured']}." for g in beyond["goals"])
 
 
+_SETTINGS = {"rate": "bias rate", "strength": "prior", "id_bytes": "ids of bytes:"}
+
+
 def loss_table(found: Mapping[str, Any]) -> str:
     """Renders the contenders of the language-model comparison, the least test loss first.
 
@@ -114,7 +117,9 @@ def loss_table(found: Mapping[str, Any]) -> str:
     for row in sorted(found["outcomes"], key=lambda row: row["mean"]):
         loads = [sum(row[name]) / len(row[name]) for name in ("violation", "eval_violation", "dropped")]
         cells = [f"{loads[0]:.2f}", f"{loads[1]:.2f}", f"{loads[2]:.1%}"] if row["routed"] else ["-"] * 3
-        setting = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in row["setting"].items())
+        setting = ", ".join(
+            f"{_SETTINGS.get(name, name.replace('_', ' '))} {value:g}" for name, value in row["setting"].items()
+        )
         first = [row["label"], f"{row['mean']:.3f} ({row['spread']:.3f})", f"{row['limited_mean']:.3f}"]
         step_time = f"{1e3 * row['step_time']:.1f}"
         lines.append(f"| {' | '.join([*first, *cells, step_time, setting])} |")

@@ -99,8 +99,8 @@ _TABLE = (
         name="loss-free",
         label="loss-free bias",
         router="loss-free",
-        third={"learning_rate": 0.002},
-        doc="logits plus a bias that follows the load, gated",
+        third={"rate": 0.01},
+        doc="logits plus a bias that follows the load by 0.001 a step, gated",
     ),
     Contender(
         name="quantile",

@@ -11,7 +11,7 @@ from equipoise_lab.compare.lm._contenders import CONTENDERS
 from equipoise_lab.compare.lm._recipe import LanguageModels
 from equipoise_lab.compare.lm._summary import CONFIDENCE, Difference, Goal, Outcome
 
-_NAMES = {"learning_rate": "rate", "balance_loss": "balance loss", "capacity_factor": "capacity", "strength": "prior"}
+_NAMES = {"capacity_factor": "capacity", "strength": "prior", "rate": "bias rate"}
 HEADINGS = ("test loss", "sd", "within capacity", "MaxVio", "MaxVio, evaluation", "dropped", "ms a step")
 """Of the columns between a contender's name and its setting."""
 
@@ -30,9 +30,9 @@ def outcome_cells(outcome: Outcome) -> tuple[str, ...]:
 
 
 def describe_setting(outcome: Outcome) -> str:
-    """Says which of a contender's settings was chosen, for example "rate 0.003, prior 6"."""
+    """Says which of a contender's settings was chosen, for example "learning rate 0.003, prior 6"."""
     setting = outcome.setting.describe()
-    return ", ".join(f"{_NAMES.get(name, name)} {value:g}" for name, value in setting.items())
+    return ", ".join(f"{_NAMES.get(name, name.replace('_', ' '))} {value:g}" for name, value in setting.items())
 
 
 def model_tables(
