@@ -31,17 +31,15 @@ class Block(nn.Module):
         self.attention_norm, self.norm = nn.RMSNorm(dim), nn.RMSNorm(dim)
         self.qkv, self.out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
 
-    def forward(
-        self, x: Float[Tensor, "B S dim"], token_ids: Int[Tensor, "B S"]
-    ) -> tuple[Float[Tensor, "B S dim"], Float[Tensor, "B S dim"]]:
-        """Computes the block.
+    def forward(self, x: Float[Tensor, "B S dim"], token_ids: Int[Tensor, "B S"]) -> Float[Tensor, "B S dim"]:
+        """Computes the residual stream behind the block.
 
         Args:
             x: the residual stream.
             token_ids: for routers that look at them.
 
         Returns:
-            The stream behind the block, and what entered the experts.
+            The new one.
         """
         batch, positions, dim = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, positions, 3, self.heads, dim // self.heads)
@@ -50,8 +48,8 @@ class Block(nn.Module):
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, positions, dim))
         hidden = self.norm(x)
         if isinstance(self.feed_forward, MoE):
-            return x + self.feed_forward(hidden, token_ids=token_ids), hidden
-        return x + self.feed_forward(hidden), hidden
+            return x + self.feed_forward(hidden, token_ids=token_ids)
+        return x + self.feed_forward(hidden)
 
 
 class LanguageModel(nn.Module):
@@ -88,21 +86,20 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList([Block(dim, heads, feed_forward) for feed_forward in feed_forwards])
         self.norm, self.head = nn.RMSNorm(dim), nn.Linear(dim, VOCABULARY, bias=False)
 
-    def forward(self, token_ids: Int[Tensor, "B S"]) -> tuple[Float[Tensor, "B S V"], list[Float[Tensor, "B S dim"]]]:
+    def forward(self, token_ids: Int[Tensor, "B S"]) -> Float[Tensor, "B S V"]:
         """Predicts the next byte at every position.
 
         Args:
             token_ids: bytes.
 
         Returns:
-            The logits, and what entered the feed-forward part of each block.
+            The logits.
         """
         x: Tensor = self.embedding(token_ids) + self.positions[: token_ids.shape[1]]
-        ids, hidden = router_ids(token_ids, self.id_bytes), list[Tensor]()
+        ids = router_ids(token_ids, self.id_bytes)
         for block in self.blocks:
-            x, h = block(x, ids)
-            hidden.append(h)
-        return self.head(self.norm(x)), hidden
+            x = block(x, ids)
+        return self.head(self.norm(x))
 
 
 def router_ids(token_ids: Int[Tensor, "B S"], id_bytes: int) -> Int[Tensor, "B S"]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from equipoise.nn import MoE, Readout, ResidualBaseline, Routing, Surrogate, TokenPrior, capture
+from equipoise.nn import MoE, Readouts, Routing, Surrogate, TokenPrior, capture
 from equipoise.nn._peer_rules import Hash
 from equipoise_lab.compare.lm._contenders import CONTENDERS
 from equipoise_lab.compare.lm._model import LanguageModel, make_mlp
@@ -146,11 +146,9 @@ class Learner:
             init=lambda: torch.manual_seed(run.seed),
         )
         self.routed = contender.router is not None
-        scored = contender.options.get("loss") == "gated-reinforce"
-        self.readouts = nn.ModuleList(Readout(recipe.dim, VOCABULARY) for _ in range(recipe.blocks if scored else 0))
-        baselines = [ResidualBaseline() for _ in self.readouts]
-        self.surrogate = Surrogate(baselines or None, weights=contender.weights)
-        groups = _groups(self.model, self.readouts)
+        self.scored = scored = contender.options.get("loss") == "gated-reinforce"
+        self.surrogate = Surrogate(Readouts(self.model, VOCABULARY) if scored else None, weights=contender.weights)
+        groups = _groups(self.model, self.surrogate)
         self.optimizer = torch.optim.AdamW(groups, lr=run.setting.learning_rate, betas=_BETAS, fused=True)
         self.learning_rate = run.setting.learning_rate
         torch.manual_seed(_NOISE + run.seed)
@@ -169,20 +167,13 @@ class Learner:
             group["lr"] = self.learning_rate * rate
         inputs, targets = batch[:, :-1], batch[:, 1:]
         if not self.routed:
-            _token_losses(self.model(inputs)[0], targets).mean().backward()
+            _token_losses(self.model(inputs), targets).mean().backward()
             self._move()
             return []
-        with capture(self.model) as routings:
-            logits, hidden = self.model(inputs)
-        losses = _token_losses(logits, targets)
-        found = [readout(h, targets) for readout, h in zip(self.readouts, hidden, strict=False)]
-        residual = [read.residual for read in found] or None
-        loss = self.surrogate(losses, routings, residual=residual)
-        for read in found:
-            loss = loss + read.loss
-        loss.backward()
+        with capture(self.model, self.optimizer, inputs=self.scored) as routings:
+            losses = _token_losses(self.model(inputs), targets)
+        self.surrogate(losses, routings, targets=targets if self.scored else None).backward()
         self._move()
-        routings.update()
         return routings
 
     def _move(self) -> None:
@@ -207,10 +198,10 @@ class Learner:
         for batch in sequences.split(_EVALUATED):
             if self.routed:
                 with capture(self.model) as routings:
-                    logits = self.model(batch[:, :-1])[0]
+                    logits = self.model(batch[:, :-1])
                 loads.append(_routed(routings))
             else:
-                logits = self.model(batch[:, :-1])[0]
+                logits = self.model(batch[:, :-1])
             losses.append(_token_losses(logits, batch[:, 1:]))
         self.model.train()
         return float(torch.cat(losses).double().mean()), _mean_routed(loads)
@@ -245,7 +236,7 @@ def _token_losses(logits: Float[Tensor, "B S V"], targets: Int[Tensor, "B S"]) -
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
 
 
-def _groups(model: nn.Module, readouts: nn.Module) -> list[dict[str, Any]]:
+def _groups(model: nn.Module, surrogate: nn.Module) -> list[dict[str, Any]]:
     """Weight decay for matrices of the model; none for vectors, routers and readouts."""
     of_routers = {id(p) for layer in model.modules() if isinstance(layer, MoE) for p in layer.router.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -253,7 +244,7 @@ def _groups(model: nn.Module, readouts: nn.Module) -> list[dict[str, Any]]:
     plain = [p for p in trained if p.ndim <= 1 or id(p) in of_routers]
     return [
         {"params": decayed, "weight_decay": _WEIGHT_DECAY},
-        {"params": [*plain, *readouts.parameters()], "weight_decay": 0.0},
+        {"params": [*plain, *surrogate.parameters()], "weight_decay": 0.0},
     ]
 
 
