@@ -20,11 +20,11 @@ _LOOKS = {
 
 
 def save_figure(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
-    """Draws two panels with a line for each contender, the best on top: test losses, and load violations."""
+    """Draws two panels with a line for each contender, the least loss on top: test losses, and load violations."""
     ranked = sorted(outcomes, key=lambda outcome: outcome.mean, reverse=True)
     with style():
-        figure = new_figure(8.4, 0.28 * len(ranked) + 1.3)
-        losses, loads = row(figure, 2, width_ratios=(1.5, 1.0), sharey=True)
+        figure = new_figure(9.6, 0.3 * len(ranked) + 1.5)
+        losses, loads = row(figure, 2, width_ratios=(1.6, 1.0), sharey=True)
         for place, outcome in enumerate(ranked):
             _draw_losses(losses, place, outcome)
             _draw_loads(loads, place, outcome)
@@ -32,10 +32,10 @@ def save_figure(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
         for tick, outcome in zip(losses.get_yticklabels(), ranked, strict=True):
             tick.set_color(_LOOKS[CONTENDERS[outcome.contender].kind].colour)
         losses.set_ylim(-0.6, len(ranked) - 0.4)
-        losses.set_title("test loss; a mark for each seed, a line at their mean")
-        losses.set_xlabel("nats a byte")
-        losses.margins(x=0.1)
-        loads.set_title("load: filled in training, open in evaluation")
+        losses.margins(x=0.08)
+        _title(losses, "test loss", "a mark for each seed, a bar and the number at the mean")
+        losses.set_xlabel("nats a byte; less is better")
+        _title(loads, "unevenness of the load", "0 is balanced; filled in training, open in evaluation")
         loads.set_xlabel("largest load over mean load, minus 1")
         loads.set_xlim(left=-0.05)
         for axes in (losses, loads):
@@ -45,10 +45,16 @@ def save_figure(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
         return save(figure, folder, NAME)
 
 
+def _title(axes: Axes, title: str, explanation: str) -> None:
+    """Writes a title in bold, and below it what the marks mean."""
+    axes.set_title(f"{title}\n", fontweight="bold")
+    axes.text(0.0, 1.012, explanation, transform=axes.transAxes, fontsize=7.5, color=GREY, va="bottom")
+
+
 def _draw_losses(axes: Axes, place: int, outcome: Outcome) -> None:
     look = _LOOKS[CONTENDERS[outcome.contender].kind]
-    axes.plot(outcome.loss, [place] * len(outcome.loss), **look.points(4.4))
-    axes.plot([outcome.mean] * 2, [place - 0.32, place + 0.32], color=look.colour, linewidth=1.8)
+    axes.plot(outcome.loss, [place] * len(outcome.loss), **look.points(3.6))
+    axes.plot([outcome.mean] * 2, [place - 0.34, place + 0.34], color=look.colour, linewidth=1.8)
     axes.annotate(
         f"{outcome.mean:.3f}",
         (max(outcome.loss), place),
@@ -66,6 +72,6 @@ def _draw_loads(axes: Axes, place: int, outcome: Outcome) -> None:
         return
     colour = _LOOKS[kind.kind].colour
     training, evaluated = statistics.fmean(outcome.violation), statistics.fmean(outcome.eval_violation)
-    axes.plot([training, evaluated], [place, place], color=colour, linewidth=0.7, alpha=0.5)
-    axes.plot([training], [place], marker="o", color=colour, markersize=5.0, linestyle="")
-    axes.plot([evaluated], [place], marker="o", color=colour, markerfacecolor="white", markersize=5.0, linestyle="")
+    axes.plot([training, evaluated], [place, place], color=colour, linewidth=0.7, alpha=0.5, zorder=1)
+    axes.plot([evaluated], [place], marker="o", color=colour, markerfacecolor="white", markersize=4.6, linestyle="")
+    axes.plot([training], [place], marker="o", color=colour, markersize=4.6, linestyle="")
