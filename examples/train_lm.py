@@ -3,15 +3,17 @@
 
     python examples/train_lm.py                           # the standard library's sources, the recommended recipe
     python examples/train_lm.py --data notes --pattern "*.md" --router switch --amp --accumulate 4
+    torchrun --nproc-per-node 4 examples/train_lm.py      # experts spread over four processes
     python examples/train_lm.py --resume                  # goes on from out/train_lm, to the same losses
 
-Writes to `--out`: `log.jsonl` (losses, telemetry of every layer), `checkpoint.pt`, and TensorBoard's files where
+Writes to `--out`: `log.jsonl` (losses, telemetry of every layer), `checkpoint-<step>`, and TensorBoard's files where
 tensorboard is installed. It needs equipoise and nothing else. Copy it, and change what you like.
 """
 
 import argparse
 import json
 import math
+import os
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -19,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import equipoise as eq
 
 VOCABULARY = 256  # bytes
-_PARTS = ("model", "surrogate", "optimizer", "schedule")
 
 
 def read_text(folder: Path, pattern: str) -> tuple[Tensor, Tensor]:
@@ -117,11 +121,18 @@ class Training:
         self.args, self.step = args, 0
         self.device = torch.device(args.device)
         self.model = Transformer(args).to(self.device)
-        # Several processes: make a mesh and shard the model here; give every process its own part of each batch.
+        self.ranks, self.rank, self.mesh = 1, 0, None
+        if "RANK" in os.environ:  # started by torchrun: experts are spread over all processes
+            dist.init_process_group()
+            self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
+            self.mesh = init_device_mesh(self.device.type, (self.ranks,), mesh_dim_names=("expert",))
+            eq.distributed.parallelize(self.model, self.mesh, scope=args.scope)
         self.surrogate = eq.nn.Surrogate(eq.nn.Readouts(self.model, VOCABULARY)).to(self.device)
         groups = eq.nn.parameter_groups(self.model, lr=args.lr, surrogate=self.surrogate)
         self.optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.01)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
+        self.trained = nn.ModuleDict({"model": self.model, "surrogate": self.surrogate})
+        self.state = eq.distributed.TrainingState(self.trained, self.optimizer, schedule=self.schedule)
 
     def _rate(self, step: int) -> float:
         """A linear warm-up, then a cosine down to a tenth."""
@@ -130,7 +141,7 @@ class Training:
 
     def _batch(self, text: Tensor, seed: int) -> list[Tensor]:
         """Cuts random pieces out of the text. They are a function of the seed, so that a resumed run sees the same."""
-        generator, context = torch.Generator().manual_seed(seed), self.args.context
+        generator, context = torch.Generator().manual_seed(seed * self.ranks + self.rank), self.args.context
         starts = torch.randint(len(text) - context, [self.args.batch, 1], generator=generator)
         pieces = text[starts + torch.arange(context + 1)].long().to(self.device)
         return [pieces[:, :-1], pieces[:, 1:]]
@@ -152,12 +163,14 @@ class Training:
             loss = self.surrogate(losses, routings, targets=targets)
             (loss / args.accumulate).backward()
             total += losses.detach().mean().item() / args.accumulate
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        if self.mesh is not None:
+            eq.distributed.average_gradients(self.trained.parameters(), self.mesh)
+        eq.distributed.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()  # the capture updates what routers keep, such as prices and biases, after this
         self.optimizer.zero_grad()
         self.schedule.step()
         self.step += 1
-        return total, routings
+        return self.mean(total), routings
 
     @torch.no_grad()
     def evaluate(self, text: Tensor, batches: int = 8) -> tuple[float, dict[str, Any]]:
@@ -169,41 +182,57 @@ class Training:
             with eq.nn.capture(self.model) as routings:
                 total += self._token_losses(ids, targets).mean().item() / batches
         self.model.train()
-        return total, routings.stats()
+        return self.mean(total), routings.stats()
 
-    def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on, random streams included."""
-        parts = {name: getattr(self, name).state_dict() for name in _PARTS}
-        own = None if self.device.type == "cpu" else torch.get_device_module(self.device).get_rng_state()
-        return {**parts, "step": self.step, "noise": torch.get_rng_state(), "device_noise": own}
+    def mean(self, number: float) -> float:
+        """Averages a number over processes."""
+        total = torch.tensor(number, dtype=torch.float64)
+        if self.mesh is not None:
+            dist.all_reduce(total)
+        return total.item() / self.ranks
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`."""
-        for name in _PARTS:
-            getattr(self, name).load_state_dict(state[name])
-        self.step = state["step"]
-        torch.set_rng_state(state["noise"])
-        if state["device_noise"] is not None:
-            torch.get_device_module(self.device).set_rng_state(state["device_noise"])
+    def save(self, folder: Path) -> None:
+        """Writes everything that the next step depends on; an interruption leaves the last checkpoint as it was."""
+        path = folder / f"checkpoint-{self.step}"
+        if self.mesh is not None:
+            dcp.save({"run": self.state}, checkpoint_id=path)
+        else:
+            torch.save(self.state.state_dict(), path.with_suffix(".new"))
+            path.with_suffix(".new").replace(path)
+
+    def load(self, folder: Path) -> None:
+        """Goes on from the last checkpoint."""
+        numbers = [int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*") if "." not in path.name]
+        path = folder / f"checkpoint-{max(numbers)}"
+        if self.mesh is not None:
+            dcp.load({"run": self.state}, checkpoint_id=path)
+        else:
+            self.state.load_state_dict(torch.load(path, map_location="cpu"))
+        self.step = self.schedule.last_epoch
 
 
 class Log:
     """A line of JSON for each record, and the same numbers for TensorBoard where it is installed."""
 
-    def __init__(self, folder: Path, step: int) -> None:
-        """Keeps what an earlier run logged up to the step from which this one goes on."""
-        self.path = folder / "log.jsonl"
+    def __init__(self, folder: Path, training: Training) -> None:
+        """Keeps what an earlier run logged up to the step from which this one goes on; only one process writes."""
+        step, self.path, self.board = training.step, folder / "log.jsonl", None
+        self.silent = training.rank > 0
+        if self.silent:
+            return
         old = self.path.read_text().splitlines() if step > 0 and self.path.exists() else []
         self.path.write_text("".join(f"{line}\n" for line in old if json.loads(line)["step"] <= step))
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            self.board = None
+            pass
         else:
             self.board = SummaryWriter(folder, purge_step=step + 1)
 
     def write(self, step: int, **record: Any) -> None:
         """Adds a record; nested numbers are named by their path, such as "layers/blocks.0.moe/max_violation"."""
+        if self.silent:
+            return
         with self.path.open("a") as lines:
             lines.write(json.dumps({"step": step, **record}) + "\n")
         if self.board is not None:
@@ -220,13 +249,15 @@ def _flatten(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
             yield f"{prefix}{name}", value
 
 
-def make_progress(step: int, steps: int) -> Callable[[int, str | None], None]:
-    """A bar where tqdm is installed, else a line whenever there are new figures."""
+def make_progress(training: Training, steps: int) -> Callable[[int, str | None], None]:
+    """A bar where tqdm is installed, else a line whenever there are new figures; nothing but on the first process."""
+    if training.rank > 0:
+        return lambda step, text: None
     try:
         from tqdm import tqdm
     except ImportError:
         return lambda step, text: None if text is None else print(f"step {step:,} of {steps:,}: {text}", flush=True)
-    bar = tqdm(total=steps, initial=step, unit="step", smoothing=0.1)
+    bar = tqdm(total=steps, initial=training.step, unit="step", smoothing=0.1)
 
     def show(step: int, text: str | None) -> None:
         bar.update(step - bar.n)
@@ -258,6 +289,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=2000, help="of the optimiser")
     add("--lr", type=float, default=2e-3, help="the largest learning rate")
     add("--warmup", type=int, default=100, help="steps until the learning rate is reached")
+    add(
+        "--scope",
+        default="local",
+        choices=("local", "global"),
+        help="whose tokens share a capacity, of several processes",
+    )
     add("--amp", action="store_true", help="bfloat16 autocast; routers stay in float32")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of the model")
     add("--seed", type=int, default=0, help="of parameters, batches and noise")
@@ -272,11 +309,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Trains, logs, saves, and writes some text."""
     args = parse(arguments)
     train, validation = read_text(args.data, args.pattern)
-    training, checkpoint = Training(args), args.out / "checkpoint.pt"
+    training = Training(args)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.resume:
-        training.load(torch.load(checkpoint, map_location="cpu"))
-    log, show = Log(args.out, training.step), make_progress(training.step, args.steps)
+        training.load(args.out)
+    log, show = Log(args.out, training), make_progress(training, args.steps)
     began, validated = time.perf_counter(), ""
     while training.step < args.steps:
         loss, routings = training.train_step(train)
@@ -288,12 +325,15 @@ def main(arguments: list[str] | None = None) -> None:
         if evaluates:
             validation_loss, layers = training.evaluate(validation)
             log.write(step, validation={"loss": validation_loss, "layers": layers})
-            torch.save(training.state(), checkpoint.with_suffix(".new"))
-            checkpoint.with_suffix(".new").replace(checkpoint)  # an interruption leaves the old one or the new one
+            training.save(args.out)
             validated = f", validation {validation_loss:.3f}"
         show(step, text + validated if logs or evaluates else None)
     training.model.eval()
-    print("\n" + training.model.generate(args.prompt, args.generate))
+    text = training.model.generate(args.prompt, args.generate)  # by all processes: they share the experts
+    if training.rank == 0:
+        print("\n" + text)
+    if training.mesh is not None:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class TrainingState:
     Args:
         model: parallelised or not, with FSDP2, with DDP, or as it is.
         optimizer: of the model's parameters.
-        others: modules with a state of their own, by name, such as `surrogate=surrogate`.
+        others: what else has a state, by name, such as `surrogate=surrogate`, `schedule=schedule`.
 
     Example:
         Every rank calls::
@@ -29,7 +29,7 @@ class TrainingState:
             dcp.load({"run": state}, checkpoint_id=folder)
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, **others: nn.Module) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, **others: Any) -> None:
         """Keeps what to save; nothing is read yet."""
         self.model, self.optimizer, self.others = model, optimizer, others
 
@@ -49,10 +49,16 @@ class TrainingState:
         for name, module in self.others.items():
             module.load_state_dict(state["others"][name])
         for name in _random_state():
-            torch.set_rng_state(state[name])
+            if name.startswith("device"):
+                torch.get_device_module().set_rng_state(state[name])
+            else:
+                torch.set_rng_state(state[name])
 
 
 def _random_state() -> dict[str, torch.Tensor]:
-    """Returns the state of this rank's global stream, under a name of its own."""
+    """Returns the states of this rank's global streams, of the CPU and of its device, under names of their own."""
     rank = dist.get_rank() if dist.is_initialized() else 0
-    return {f"random-{rank}": torch.get_rng_state()}
+    states = {f"random-{rank}": torch.get_rng_state()}
+    if torch.accelerator.is_available():
+        states[f"device-random-{rank}"] = torch.get_device_module().get_rng_state()
+    return states
