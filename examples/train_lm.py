@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -170,7 +169,7 @@ class Training:
         self.optimizer.zero_grad()
         self.schedule.step()
         self.step += 1
-        return self.mean(total), routings
+        return total, routings
 
     @torch.no_grad()
     def evaluate(self, text: Tensor, batches: int = 8) -> tuple[float, dict[str, Any]]:
@@ -182,57 +181,26 @@ class Training:
             with eq.nn.capture(self.model) as routings:
                 total += self._token_losses(ids, targets).mean().item() / batches
         self.model.train()
-        return self.mean(total), routings.stats()
-
-    def mean(self, number: float) -> float:
-        """Averages a number over processes."""
-        total = torch.tensor(number, dtype=torch.float64)
-        if self.mesh is not None:
-            dist.all_reduce(total)
-        return total.item() / self.ranks
-
-    def save(self, folder: Path) -> None:
-        """Writes everything that the next step depends on; an interruption leaves the last checkpoint as it was."""
-        path = folder / f"checkpoint-{self.step}"
-        if self.mesh is not None:
-            dcp.save({"run": self.state}, checkpoint_id=path)
-        else:
-            torch.save(self.state.state_dict(), path.with_suffix(".new"))
-            path.with_suffix(".new").replace(path)
-
-    def load(self, folder: Path) -> None:
-        """Goes on from the last checkpoint."""
-        numbers = [int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*") if "." not in path.name]
-        path = folder / f"checkpoint-{max(numbers)}"
-        if self.mesh is not None:
-            dcp.load({"run": self.state}, checkpoint_id=path)
-        else:
-            self.state.load_state_dict(torch.load(path, map_location="cpu"))
-        self.step = self.schedule.last_epoch
+        return total, routings.stats()
 
 
 class Log:
     """A line of JSON for each record, and the same numbers for TensorBoard where it is installed."""
 
-    def __init__(self, folder: Path, training: Training) -> None:
-        """Keeps what an earlier run logged up to the step from which this one goes on; only one process writes."""
-        step, self.path, self.board = training.step, folder / "log.jsonl", None
-        self.silent = training.rank > 0
-        if self.silent:
-            return
+    def __init__(self, folder: Path, step: int) -> None:
+        """Keeps what an earlier run logged up to the step from which this one goes on."""
+        self.path = folder / "log.jsonl"
         old = self.path.read_text().splitlines() if step > 0 and self.path.exists() else []
         self.path.write_text("".join(f"{line}\n" for line in old if json.loads(line)["step"] <= step))
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            pass
+            self.board = None
         else:
             self.board = SummaryWriter(folder, purge_step=step + 1)
 
     def write(self, step: int, **record: Any) -> None:
         """Adds a record; nested numbers are named by their path, such as "layers/blocks.0.moe/max_violation"."""
-        if self.silent:
-            return
         with self.path.open("a") as lines:
             lines.write(json.dumps({"step": step, **record}) + "\n")
         if self.board is not None:
@@ -249,15 +217,13 @@ def _flatten(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
             yield f"{prefix}{name}", value
 
 
-def make_progress(training: Training, steps: int) -> Callable[[int, str | None], None]:
-    """A bar where tqdm is installed, else a line whenever there are new figures; nothing but on the first process."""
-    if training.rank > 0:
-        return lambda step, text: None
+def make_progress(step: int, steps: int) -> Callable[[int, str | None], None]:
+    """A bar where tqdm is installed, else a line whenever there are new figures."""
     try:
         from tqdm import tqdm
     except ImportError:
         return lambda step, text: None if text is None else print(f"step {step:,} of {steps:,}: {text}", flush=True)
-    bar = tqdm(total=steps, initial=training.step, unit="step", smoothing=0.1)
+    bar = tqdm(total=steps, initial=step, unit="step", smoothing=0.1)
 
     def show(step: int, text: str | None) -> None:
         bar.update(step - bar.n)
@@ -312,25 +278,29 @@ def main(arguments: list[str] | None = None) -> None:
     training = Training(args)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.resume:
-        training.load(args.out)
-    log, show = Log(args.out, training), make_progress(training, args.steps)
+        training.step = max(int(path.parent.name.split("-")[1]) for path in args.out.glob("checkpoint-*/.metadata"))
+        training.state.load(args.out / f"checkpoint-{training.step}")
+    first = training.rank == 0  # of several processes, the one that prints and logs
+    log = Log(args.out, training.step) if first else None
+    show = make_progress(training.step, args.steps) if first else lambda *_: None
     began, validated = time.perf_counter(), ""
     while training.step < args.steps:
         loss, routings = training.train_step(train)
         step, text = training.step, f"loss {loss:.3f}"
         logs, evaluates = step % args.log_every == 0 or step == 1, step % args.eval_every == 0 or step == args.steps
-        if logs:
+        if logs and log is not None:
             seconds, began = time.perf_counter() - began, time.perf_counter()
             log.write(step, loss=loss, seconds=seconds, layers=routings.stats())
         if evaluates:
             validation_loss, layers = training.evaluate(validation)
-            log.write(step, validation={"loss": validation_loss, "layers": layers})
-            training.save(args.out)
+            if log is not None:
+                log.write(step, validation={"loss": validation_loss, "layers": layers})
+            training.state.save(args.out / f"checkpoint-{step}")
             validated = f", validation {validation_loss:.3f}"
         show(step, text + validated if logs or evaluates else None)
     training.model.eval()
     text = training.model.generate(args.prompt, args.generate)  # by all processes: they share the experts
-    if training.rank == 0:
+    if first:
         print("\n" + text)
     if training.mesh is not None:
         dist.destroy_process_group()

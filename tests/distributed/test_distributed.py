@@ -2,7 +2,6 @@
 """Expert parallelism on 1, 2 and 4 gloo ranks against one process. The checks are in `checks*.py`."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,6 @@ def test_ranks(outcomes: Outcomes, size: int, name: str) -> None:
     assert not any(errors), next(error for error in errors if error)
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # by dcp.load in a process without a group
 @pytest.mark.parametrize("fault", ["dies", "raises"])
 def test_a_rank_that_fails_ends_the_others_with_one_error(fault: str, tmp_path: Path) -> None:
     processes = start(2, tmp_path, fault, script="faults.py")
@@ -32,7 +30,6 @@ def test_a_rank_that_fails_ends_the_others_with_one_error(fault: str, tmp_path: 
 
 def _check_loads(folder: Path) -> None:
     """The last checkpoint loads, here onto one process without any group."""
-    import torch.distributed.checkpoint as dcp
 
     from support.distributed.checks_runs import build, state_of
 
@@ -40,7 +37,6 @@ def _check_loads(folder: Path) -> None:
     before = {name: x.clone() for name, x in run[0].state_dict().items()}
     for parameter in run[0].parameters():
         parameter.data.zero_()
-    state: dict[str, Any] = state_of(run)
-    dcp.load(state, checkpoint_id=str(folder), no_dist=True)
+    state_of(run).load(folder)
     after = run[0].state_dict()
     assert all((after[name] == before[name]).all() for name in before)

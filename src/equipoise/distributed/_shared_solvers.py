@@ -25,7 +25,7 @@ from equipoise.balancing._solve import solve_spread
 from equipoise.distributed._ranks import Ranks
 
 # Entries of a problem's rows below which every rank takes all of them and solves alone: passes need more messages.
-SMALL_ENTRIES = 1 << 16
+SMALL_ENTRIES = 1 << 20
 # What the exact methods of `assign` promise of the gap.
 _OPTIMAL = 1e-9
 _MAX_ITERATIONS = 500

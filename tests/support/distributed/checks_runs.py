@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -86,9 +85,9 @@ def train(run: Any, steps: range, x_of: Callable[[int], Tensor]) -> list[float]:
     return losses
 
 
-def state_of(run: Any) -> dict[str, Any]:
+def state_of(run: Any) -> eq.distributed.TrainingState:
     model, optimizer, surrogate = run
-    return {"run": eq.distributed.TrainingState(model, optimizer, surrogate=surrogate)}
+    return eq.distributed.TrainingState(model, optimizer, surrogate=surrogate)
 
 
 def resumed(folder: Path) -> None:
@@ -102,14 +101,14 @@ def resumed(folder: Path) -> None:
     train(run, range(3), x_of)
     saved = [str(folder)]
     dist.broadcast_object_list(saved)
-    dcp.save(state_of(run), checkpoint_id=saved[0])
+    state_of(run).save(saved[0])
     random = torch.get_rng_state()
     expected = train(run, range(3, 6), x_of)
     for mesh in (one_axis(), *([mesh_of(2, world // 2)] if world > 1 else [])):
         again = build(mesh)
         train(again, range(7, 8), x_of)  # moments to be overwritten
         torch.manual_seed(rank)
-        dcp.load(state_of(again), checkpoint_id=saved[0])
+        state_of(again).load(saved[0])
         assert torch.equal(torch.get_rng_state(), random)
         found = train(again, range(3, 6), x_of)
         assert torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=1e-10), (found, expected)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 
 
 def main(rank: int, size: int, folder: Path, fault: str) -> None:
@@ -19,7 +18,7 @@ def main(rank: int, size: int, folder: Path, fault: str) -> None:
     where = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=timedelta(seconds=30))
     run = build(one_axis())
-    dcp.save(state_of(run), checkpoint_id=str(folder / "checkpoint"))
+    state_of(run).save(folder / "checkpoint")
     for step in range(1000):
         x = rows_of(rank, 16, step)
         if rank == 1 and step == 3:
