@@ -6,8 +6,7 @@
     torchrun --nproc-per-node 4 examples/train_lm.py      # experts spread over four processes
     python examples/train_lm.py --resume                  # goes on from out/train_lm, to the same losses
 
-Writes to `--out`: `log.jsonl` (losses, telemetry of every layer), `checkpoint-<step>`, and TensorBoard's files where
-tensorboard is installed. It needs equipoise and nothing else. Copy it, and change what you like.
+Writes to `--out`: `log.jsonl` (losses, telemetry), `checkpoint-<step>`, TensorBoard's files where that is installed.
 """
 
 import argparse
@@ -120,10 +119,9 @@ class Training:
         self.args, self.step = args, 0
         self.device = torch.device(args.device)
         self.model = Transformer(args).to(self.device)
-        self.ranks, self.rank, self.mesh = 1, 0, None
-        if "RANK" in os.environ:  # started by torchrun: experts are spread over all processes
+        self.rank, self.ranks, self.mesh = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), None
+        if self.ranks > 1:  # started by torchrun: experts are spread over all processes
             dist.init_process_group()
-            self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
             self.mesh = init_device_mesh(self.device.type, (self.ranks,), mesh_dim_names=("expert",))
             eq.distributed.parallelize(self.model, self.mesh, scope=args.scope)
         self.surrogate = eq.nn.Surrogate(eq.nn.Readouts(self.model, VOCABULARY)).to(self.device)
@@ -255,12 +253,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=2000, help="of the optimiser")
     add("--lr", type=float, default=2e-3, help="the largest learning rate")
     add("--warmup", type=int, default=100, help="steps until the learning rate is reached")
-    add(
-        "--scope",
-        default="local",
-        choices=("local", "global"),
-        help="whose tokens share a capacity, of several processes",
-    )
+    add("--scope", default="local", choices=("local", "global"), help="of processes: whose tokens share a capacity")
     add("--amp", action="store_true", help="bfloat16 autocast; routers stay in float32")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of the model")
     add("--seed", type=int, default=0, help="of parameters, batches and noise")
@@ -274,32 +267,29 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     """Trains, logs, saves, and writes some text."""
     args = parse(arguments)
-    train, validation = read_text(args.data, args.pattern)
-    training = Training(args)
+    training, (train, validation) = Training(args), read_text(args.data, args.pattern)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.resume:
         training.step = max(int(path.parent.name.split("-")[1]) for path in args.out.glob("checkpoint-*/.metadata"))
         training.state.load(args.out / f"checkpoint-{training.step}")
     first = training.rank == 0  # of several processes, the one that prints and logs
-    log = Log(args.out, training.step) if first else None
+    write = Log(args.out, training.step).write if first else lambda *_, **__: None
     show = make_progress(training.step, args.steps) if first else lambda *_: None
     began, validated = time.perf_counter(), ""
     while training.step < args.steps:
         loss, routings = training.train_step(train)
         step, text = training.step, f"loss {loss:.3f}"
         logs, evaluates = step % args.log_every == 0 or step == 1, step % args.eval_every == 0 or step == args.steps
-        if logs and log is not None:
+        if logs:
             seconds, began = time.perf_counter() - began, time.perf_counter()
-            log.write(step, loss=loss, seconds=seconds, layers=routings.stats())
+            write(step, loss=loss, seconds=seconds, layers=routings.stats())
         if evaluates:
             validation_loss, layers = training.evaluate(validation)
-            if log is not None:
-                log.write(step, validation={"loss": validation_loss, "layers": layers})
+            write(step, validation={"loss": validation_loss, "layers": layers})
             training.state.save(args.out / f"checkpoint-{step}")
             validated = f", validation {validation_loss:.3f}"
         show(step, text + validated if logs or evaluates else None)
-    training.model.eval()
-    text = training.model.generate(args.prompt, args.generate)  # by all processes: they share the experts
+    text = training.model.eval().generate(args.prompt, args.generate)  # by all processes: they share the experts
     if first:
         print("\n" + text)
     if training.mesh is not None:
