@@ -48,6 +48,9 @@ def render(name: str, folder: Path = PAGES) -> str:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
+    from equipoise_lab._style import STYLE
+
+    plt.rcParams.update(STYLE)  # one look for all figures of the project
     page: list[str] = []
     scope: dict[str, Any] = {"__name__": "__main__"}
     figures = 0
