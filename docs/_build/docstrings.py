@@ -25,6 +25,7 @@ PACKAGES = (
 _EXAMPLE = re.compile(r"^( *)Example:$", re.MULTILINE)
 _POWER = re.compile(r"(?<=\w)\*\*(?=\w)")
 _RESULT = re.compile(r"^( *(?:Returns|Yields):\n)((?: +.*\n?)+)", re.MULTILINE)
+_TABLE = re.compile(r"^ *=+(?: +=+)+\n(?:.*\n)*?(?: *=+(?: +=+)+\n(?:.+\n)+)? *=+(?: +=+)+\n", re.MULTILINE)
 _NAME = re.compile(r"(?<!`)`([A-Za-z_][A-Za-z_.]*)`(?!`)")
 
 
@@ -35,6 +36,33 @@ def targets() -> dict[str, str]:
         for name in getattr(importlib.import_module(package), "__all__", ()):
             where.setdefault(name, f"{package}.{name}")
     return {name: path for name, path in where.items() if not name.startswith("_")}
+
+
+def with_tables(text: str) -> str:
+    """Turns tables that are ruled with `=` into those of Markdown."""
+    return _TABLE.sub(lambda found: _table(found[0]), text)
+
+
+def _table(block: str) -> str:
+    """Converts one table; a line whose first column is empty continues the one before."""
+    lines = block.rstrip("\n").splitlines()
+    starts = [match.start() for match in re.finditer("=+", lines[0])]
+    cells = [
+        [line[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
+        for line in lines
+        if set(line.strip()) - set("= ")
+    ]
+    rows: list[list[str]] = []
+    for row in cells:
+        if row[0] and not (rows and rows[-1][0].endswith(",")):
+            rows.append(row)
+        else:
+            rows[-1] = [" ".join(filter(None, pair)) for pair in zip(rows[-1], row, strict=True)]
+    headed = len([line for line in lines if not set(line.strip()) - set("= ")]) == 3
+    head = rows.pop(0) if headed else [""] * len(starts)
+    indent = " " * starts[0]
+    table = [head, ["---"] * len(starts), *rows]
+    return "\n".join(indent + "| " + " | ".join(row) + " |" for row in table) + "\n"
 
 
 class Docstrings(griffe.Extension):
@@ -49,7 +77,7 @@ class Docstrings(griffe.Extension):
         """Rewrites the docstring of a module, class, function or attribute."""
         if obj.docstring is not None:
             # Google's name for the section, which is where doctests are drawn as code.
-            text = _EXAMPLE.sub(r"\1Examples:", mathml.in_docstring(obj.docstring.value))
+            text = _EXAMPLE.sub(r"\1Examples:", mathml.in_docstring(with_tables(obj.docstring.value)))
             prose, section, examples = text.partition("Examples:\n")
             # A colon in the text of a result would end its type, which is in the signature.
             prose = _RESULT.sub(lambda found: found[1] + found[2].replace(":", "&#58;"), prose)
