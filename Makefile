@@ -63,7 +63,7 @@ docs-serve: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 tutorials: $(STAMP)
-	$(BIN)/python docs/_build/tutorials.py
+	$(BIN)/python docs/_tools/tutorials.py
 
 clean:
 	rm -rf $(VENV) out build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -17,14 +17,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 import mathml
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "benchmarks/index.md": "benchmarks/README.md"}
+PAGES = {
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "benchmarks/index.md": "benchmarks/README.md",
+}
 _LINK = re.compile(r"(\]\()([^)#:\s]+)([)#])")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages and figures from outside of docs/."""
     for page, source in PAGES.items():
-        text = _LINK.sub(lambda found, page=page, source=source: _rewritten(found, page, source), (ROOT / source).read_text())
+        text = (ROOT / source).read_text()
+        text = _LINK.sub(lambda found, page=page, source=source: _rewritten(found, page, source), text)
         files.append(File.generated(config, page, content=text))
     for figure in sorted((ROOT / "benchmarks").glob("*.png")):
         files.append(File.generated(config, f"benchmarks/{figure.name}", abs_src_path=str(figure)))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Renders the tutorials: scripts in examples/ become pages with their real output and figures.
 
-A script is divided by lines that begin with `# %%`. A part that begins with `# %% [markdown]` is prose: its comment lines,
-without the `#`. Any other part is code: it runs, and what it prints and draws follows it on the page. A line that ends
-in `# hidden` runs and is not shown.
+A script is divided by lines that begin with `# %%`. A part that begins with `# %% [markdown]` is prose: its comment
+lines, without the `#`. Any other part is code: it runs, and what it prints and draws follows it on the page. A line that
+ends in `# hidden` runs and is not shown.
 
-    python docs/_build/tutorials.py [NAME ...]
+    python docs/_tools/tutorials.py [NAME ...]
 """
 
 import contextlib
@@ -28,7 +28,9 @@ def parts(script: str) -> Iterator[tuple[bool, str]]:
     for heading, text in zip(pieces[::2], pieces[1::2], strict=True):
         prose = "[markdown]" in heading
         lines = text.strip("\n").splitlines()
-        yield prose, "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines) if prose else "\n".join(lines)
+        if prose:
+            lines = [line.removeprefix("#").removeprefix(" ") for line in lines]
+        yield prose, "\n".join(lines)
 
 
 def shown(code: str) -> str:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the pictures of the concept pages, from real assignments: python docs/_build/pictures.py"""
+"""Draws the pictures of the concept pages, from real assignments.
+
+python docs/_tools/pictures.py
+"""
 
 from pathlib import Path
 
@@ -28,7 +31,8 @@ def draw_problem() -> None:
         left.set_title("each row takes its favourite:\nno hardware has room for that")
         middle.bar(range(8), wanted.clamp_max(capacity), color=CALM, width=0.75)
         over = (wanted - capacity).clamp_min(0)
-        middle.bar(range(8), over, bottom=capacity, width=0.75, facecolor="none", edgecolor=BUSY, hatch="////", linewidth=0.8)
+        hatched = {"facecolor": "none", "edgecolor": BUSY, "hatch": "////", "linewidth": 0.8}
+        middle.bar(range(8), over, bottom=capacity, width=0.75, **hatched)
         middle.set_title(f"beyond the capacity, rows are dropped:\n{dropped} of 256, and slots stay empty")
         right.bar(range(8), a.counts, color=CALM, width=0.75)
         right.set_title(f"the best balanced assignment: {moved} rows\nmove, none is dropped, no slot is empty")
