@@ -137,5 +137,5 @@ for factor in (1.0, 1.1, 1.25, 1.5):
 # ## Where to go next
 #
 # - [Prices and the dual](../concepts/prices.md) has the mathematics in one page.
-# - [How the solver works](../concepts/solver.md) explains why this takes milliseconds for 65,536 rows.
+# - [How the solver works](../assignment.md) explains why this takes milliseconds for 65,536 rows.
 # - [Gumbel-Matching and importance weights](gumbel_matching.md) adds noise, and makes a gradient of it.

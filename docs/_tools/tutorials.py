@@ -2,8 +2,8 @@
 """Renders the tutorials: scripts in examples/ become pages with their real output and figures.
 
 A script is divided by lines that begin with `# %%`. A part that begins with `# %% [markdown]` is prose: its comment
-lines, without the `#`. Any other part is code: it runs, and what it prints and draws follows it on the page. A line that
-ends in `# hidden` runs and is not shown.
+lines, without the `#`. Any other part is code: it runs, and what it prints and draws follows it on the page. A line
+that ends in `# hidden` runs and is not shown.
 
     python docs/_tools/tutorials.py [NAME ...]
 """
