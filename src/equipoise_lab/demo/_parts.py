@@ -75,11 +75,11 @@ def show_sampling() -> Part:
     log_p_z = log_p.gather(-1, s.z.unsqueeze(-1)).squeeze(-1)
     effective = float(weight.sum() ** 2 / (len(weight) * weight.square().sum()))
     with style():
-        figure = new_figure(4.6, 3.2)
+        figure = new_figure(7.0, 3.4)
         (axes,) = row(figure, 1)
         axes.loglog(log_q_z.exp(), log_p_z.exp(), **look("gm-iw").points(3.2))
         axes.plot([1e-3, 1], [1e-3, 1], color=GREY, linewidth=0.8)
-        axes.text(0.0013, 0.0019, "weight 1", color=GREY, rotation=33)
+        axes.text(0.0013, 0.0019, "weight 1", color=GREY, rotation=23)
         axes.set(xlabel="q: how likely the balanced draw was", ylabel="p: how likely the router wanted it")
         add_grid(axes)
     return Part(
