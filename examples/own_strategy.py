@@ -96,13 +96,12 @@ targets = torch.randn(4, 16)
 for step in range(200):
     x = torch.randn(256, 16)
     wanted = targets[x[:, :2].gt(0).long() @ torch.tensor([1, 2])]
-    with eq.nn.capture(moe) as routings:
+    with eq.nn.capture(moe, optimizer) as routings:
         losses = (moe(x) - wanted).square().mean(-1)
     loss = surrogate(losses, routings)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    routings.update()
     if step % 50 == 49:
         stats = routings.stats()[""]
         print(f"step {step + 1}: loss {loss.item():.3f}, effective sample size {stats['effective_sample_size']:.2f}")

@@ -139,13 +139,12 @@ def show_training(steps: int = 150) -> Part:
             x = torch.randn(512, 16)
             kind = x[:, :3].gt(0).long() @ torch.tensor([1, 2, 4])
             wanted = torch.einsum("nd,nde->ne", x, pieces[kind])
-            with eq.nn.capture(moe) as routings:
+            with eq.nn.capture(moe, optimizer) as routings:
                 losses = (moe(x) - wanted).square().mean(-1)
             loss = surrogate(losses, routings)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            routings.update()
             losses_by_step.append(losses.mean().item())
             loads.append(routings[0].stats.load.tolist())
     with style():
