@@ -155,4 +155,5 @@ for name in ("skip-iw", "gm-iw", "gm"):
     print(f"{name:8} error after {STEPS} steps: {train(name):.4f}")
 
 # %% [markdown]
-# One run proves little. [The paper, reproduced](../reproduction.md) trains thousands, over temperatures, seeds and datasets.
+# One run proves little. [The paper, reproduced](../reproduction.md) trains thousands, over temperatures, seeds and
+# datasets.

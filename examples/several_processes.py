@@ -36,7 +36,7 @@ def work(rank: int, scope: str, store: str, results) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(rank)
     torch.manual_seed(100 + rank)
-    for step in range(STEPS):
+    for _ in range(STEPS):
         x = torch.randn(128, 32, generator=generator) + rank  # ranks see different data
         with eq.nn.capture(model, optimizer) as routings:
             losses = (x + model(x) - 1).square().mean(-1)

@@ -7,6 +7,7 @@
 
 # %%
 import copy
+from pathlib import Path
 
 import torch
 from equipoise.integrations.transformers import restore_routers, swap_routers
@@ -76,7 +77,7 @@ model = copy.deepcopy(native)
 swap_routers(model, "gm-iw-mix", capacity_factor=1.0)
 surrogate = eq.nn.Surrogate()
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-text = open(torch.__file__, "rb").read()  # any local text
+text = Path(torch.__file__).read_bytes()  # any local text
 tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 model.train()
 for step in range(30):
