@@ -94,8 +94,8 @@ def _cancel_cycles(
     result = z.clone()
     problems = torch.arange(len(z), device=z.device)
     while len(problems):
-        z, cycles = _cancel_once(scores, z, capacity)
-        moved = cycles > 0
+        z, cancelled = _cancel_once(scores, z, capacity)
+        moved = (cancelled < scores.shape[-1]).any(-1)
         if not bool(moved.all()):
             result.index_copy_(0, problems[~moved], z[~moved])
             problems, scores, z, capacity = problems[moved], scores[moved], z[moved], capacity[moved]
@@ -104,26 +104,17 @@ def _cancel_cycles(
 
 def _cancel_once(
     scores: Float[Tensor, "b n k"], z: Int[Tensor, "b n"], capacity: Int[Tensor, "b k"], most: int | None = None
-) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b"]]:
-    """Takes one step of every problem: finds disjoint negative cycles and moves along them; says how many there were.
+) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b k"]]:
+    """Takes one step of every problem: finds disjoint negative cycles, moves along them, and returns them as well.
 
     Off the grid a cycle could be found that is not negative. Then nothing moves along it, and the problem leaves the
     loop with a gap that says so.
     """
-    counts = count_groups(z, scores.shape[-1] + 1)[:, :-1]
+    k = scores.shape[-1]
+    counts = count_groups(z, k + 1)[:, :-1]
     successor = negative_cycles(move_cost(scores, z, capacity, counts))
     z, moved = _move_along_cycles(scores, z, capacity, counts, successor, most)
-    return z, _number_of_cycles(successor) * moved
-
-
-def _number_of_cycles(successor: Int[Tensor, "b k"]) -> Int[Tensor, "b"]:
-    """Counts cycles: each has one node that is the lowest of those that walks from it visit."""
-    k = successor.shape[-1]
-    own = torch.arange(k, device=successor.device).expand_as(successor)
-    lowest, jump = own, successor.where(successor < k, own)
-    for _ in range((k - 1).bit_length()):
-        lowest, jump = torch.minimum(lowest, lowest.gather(-1, jump)), jump.gather(-1, jump)
-    return ((lowest == own) & (successor < k)).sum(-1)
+    return z, successor.where(moved.unsqueeze(-1), k)
 
 
 def count_cycles(
@@ -151,10 +142,21 @@ def count_cycles(
     grid = _to_grid(scores.double())
     cycles = torch.zeros(len(z), dtype=torch.int64, device=z.device)
     while True:
-        z, cancelled = _cancel_once(grid, z, capacity, most)
+        z, successor = _cancel_once(grid, z, capacity, most)
+        cancelled = _number_of_cycles(successor)
         if not bool(cancelled.any()):
             return cycles
         cycles += cancelled
+
+
+def _number_of_cycles(successor: Int[Tensor, "b k"]) -> Int[Tensor, "b"]:
+    """Counts cycles: each has one node that is the lowest of those that walks from it visit."""
+    k = successor.shape[-1]
+    own = torch.arange(k, device=successor.device).expand_as(successor)
+    lowest, jump = own, successor.where(successor < k, own)
+    for _ in range((k - 1).bit_length()):
+        lowest, jump = torch.minimum(lowest, lowest.gather(-1, jump)), jump.gather(-1, jump)
+    return ((lowest == own) & (successor < k)).sum(-1)
 
 
 def _move_along_cycles(
