@@ -3,8 +3,8 @@
 
 The order of work for one large problem, each part a compiled kernel (`_kernels`):
 
-1. Prices (`_start.py`, `_smoothing.py`, `_newton.py`). Equal ones if a sample of the rows accepts them, those of a warm start if it
-   accepts those, else Newton steps on the sample; then on four times as many rows, and so on.
+1. Prices (`_start.py`, `_smoothing.py`, `_newton.py`). Equal ones if a sample of the rows accepts them, those of a warm
+   start if it accepts those, else Newton steps on the sample; then on four times as many rows, and so on.
 2. Settle (`_contested.py`). One pass over the matrix. A row whose K-th best offer leads the next by more than prices
    can still move is settled. The rest are contested, with the few candidates that are near.
 3. Solve. Newton steps on the contested rows (`_newton.py`), then exact shortest chains of moves (`_flow.py`).
@@ -37,8 +37,8 @@ Counts = NDArray[np.int64]
 Ints = NDArray[np.int32]
 Flags = NDArray[np.bool_]
 
-# Below this many entries, or rows for each expert, the passes that save work on a large problem cost more than it has.
-SMALL_ENTRIES, SMALL_ROWS = 8192, 4
+# Below this many entries the passes that save work on a large problem cost more than it has.
+SMALL_ENTRIES = 8192
 # Rows that one thread reads at a time; results do not depend on it.
 BLOCK_ROWS = 8192
 # Over all rows prices move far at one mu, so candidates that trail by so many mu stay.
@@ -112,7 +112,7 @@ def primal_dual(
         check_start(c.reshape(*batch, k), np.asarray(top_k * rows.reshape(*batch, n).sum(-1)), p, top_k)
     z = np.empty((b, n, top_k), np.int32)
     value, gap = np.zeros(b), np.zeros(b)
-    if (k == 2 and top_k == 1) or n * k <= SMALL_ENTRIES or n <= SMALL_ROWS * k:
+    if (k == 2 and top_k == 1) or n * k <= SMALL_ENTRIES:
         _solve_small(s, rows, c, p, z, value, gap)
     else:
         parallel = b < torch.get_num_threads()

@@ -92,9 +92,7 @@ def descend_on_sample(
     cols, vals = np.empty(size * k, np.int32), np.empty(size * k, kind)
     counts, leads = np.zeros(k, np.int64), np.zeros((k, k), kind)
     low, high = (prices - radius).astype(kind), (prices + radius).astype(kind)
-    m, illegal = collect(
-        scores, mask, low, high, 0, n, stride, z, counts, rows, need, first, cols, vals, leads
-    )
+    m, illegal = collect(scores, mask, low, high, 0, n, stride, z, counts, rows, need, first, cols, vals, leads)
     if illegal >= 0:
         return OVERFLOWED
     status, _ = descend(
@@ -173,9 +171,7 @@ def start_prices(
     while True:
         goal = 0.25 * np.sqrt(k * top_k * rows / stride)  # what a count of so many rows cannot tell
         before = prices.copy()
-        status = descend_on_sample(
-            scores, mask, stride, target, free, goal, prices, mu, radius, deviation, z
-        )
+        status = descend_on_sample(scores, mask, stride, target, free, goal, prices, mu, radius, deviation, z)
         if status == OVERFLOWED:
             return OVERFLOWED, origin
         if origin != FOUND:  # the sample would only add its own noise; what all rows leave unknown is less
