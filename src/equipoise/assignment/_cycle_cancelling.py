@@ -9,8 +9,8 @@ at once (`ops.negative_cycles`).
 **Exact arithmetic.** A computed cost of -1e-16 may be a negative cycle or rounding error, and where ties abound cycles
 cost zero but for rounding (with all rows identical all of them do). So scores are first rounded to integers of
 53 - log2(2 k) bits: sums of up to 2 k of them are exact in float64, zero is zero, and "negative" means at least one
-unit of about 1e-14 of the scale, far less than 1e-12 of it. Where that is too coarse (one score of 1e30 among scores of 1),
-the certificate says so, and the rest is solved again in finer units: see `_refine`.
+unit of about 1e-14 of the scale, far less than 1e-12 of it. Where that is too coarse (one score of 1e30 among scores of
+1), the certificate says so, and the rest is solved again in finer units: see `_refine`.
 
 Legend: b problems, n rows (datapoints), k columns (experts). z = k is a row without an expert; `rows` is True for rows
 that must have one.
