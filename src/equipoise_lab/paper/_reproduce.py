@@ -156,16 +156,16 @@ def run_studies(recipe: Paper, out: Path, *, quick: bool, workers: int) -> dict[
 def _run_study(name: str, recipe: Paper, quick: bool, out: Path, *, progress: Progress) -> dict[str, Any]:
     del progress
     if name not in ON_RECIPE:
-        return STUDIES[name](quick=quick)
+        return STUDIES[name](quick=quick, seed=recipe.first_seed)
     extra = {"paths": _paths(recipe, out)} if name == "traces" else {}
-    return STUDIES[name](recipe, quick=quick, **extra)
+    return STUDIES[name](recipe, quick=quick, seed=recipe.first_seed, **extra)
 
 
 def _paths(recipe: Paper, out: Path) -> dict[str, torch.Tensor]:
     """The models along the plain runs, where they were kept and the traced temperatures are among them."""
     paths: dict[str, torch.Tensor] = {}
     for method in recipe.methods:
-        trained = load_unit(out, f"direct-{method}", recipe)
+        trained = load_unit(out, f"direct-{method}-reinforce", recipe)
         if trained is not None:
             try:
                 paths[method] = path_of(trained, recipe)

@@ -15,9 +15,13 @@ from equipoise_lab.paper._recipe import METHODS
 from equipoise_lab.paper._results import (
     LOSSES,
     MAIN_BALANCE_WEIGHT,
+    MAIN_BASELINE,
     MAIN_LEARNING_RATE,
     VARIANTS,
+    Baseline,
+    Loss,
     Result,
+    Variant,
     select,
     select_main,
 )
@@ -83,17 +87,19 @@ def count_solved(
 
 
 def panel_tables(results: Sequence[Result]) -> list[SolvedTable]:
-    """Counts solved seeds by strategy and temperature for each of the six panels that was run."""
-    main = select_main(results)
+    """Counts solved seeds by strategy and temperature for each panel that was run; REINFORCE without a baseline too."""
+    panels: list[tuple[Loss, Variant, Baseline, str]] = [
+        (loss, variant, "ema", "") for loss in LOSSES for variant in VARIANTS
+    ]
+    panels.insert(1, ("reinforce", "plain", "none", ", no baseline"))
     tables = [
         count_solved(
-            select(main, loss=loss, variant=variant),
-            f"{_PANEL_NAMES[loss]}{_VARIANT_NAMES[variant]}",
+            select(select_main(results, baseline=baseline), loss=loss, variant=variant),
+            f"{_PANEL_NAMES[loss]}{_VARIANT_NAMES[variant]}{named}",
             "temperature",
             lambda run: run.temperature,
         )
-        for loss in LOSSES
-        for variant in VARIANTS
+        for loss, variant, baseline, named in panels
     ]
     return [table for table in tables if table.columns]
 
@@ -103,13 +109,13 @@ def sweep_tables(results: Sequence[Result]) -> list[SolvedTable]:
     plain = select(results, variant="plain")
     tables: list[SolvedTable] = []
     for loss in LOSSES:
-        runs = select(plain, loss=loss, learning_rate=MAIN_LEARNING_RATE)
+        runs = select(plain, loss=loss, learning_rate=MAIN_LEARNING_RATE, baseline=MAIN_BASELINE[loss])
         swept = sorted({run.temperature for run in runs if run.balance_weight != MAIN_BALANCE_WEIGHT[loss]})
         for t in swept:
             title = f"{_PANEL_NAMES[loss]}, temperature {t:g}"
             at = select(runs, temperature=t)
             tables.append(count_solved(at, title, "weight of the balance loss", lambda run: run.balance_weight))
-    runs = select(plain, loss="reinforce", balance_weight=MAIN_BALANCE_WEIGHT["reinforce"])
+    runs = select(plain, loss="reinforce", balance_weight=MAIN_BALANCE_WEIGHT["reinforce"], baseline="ema")
     swept = sorted({run.temperature for run in runs if run.learning_rate != MAIN_LEARNING_RATE})
     for t in swept:
         at = select(runs, temperature=t)
@@ -121,8 +127,8 @@ def draw_solved_figures(folder: Path, results: Sequence[Result], note: str) -> l
     """Draws both kinds of tables, as far as they were run."""
     paths: list[Path] = []
     for name, tables, across, width in (
-        ("solved", panel_tables(results), 3, 12.2),
-        ("sweeps", sweep_tables(results), 4, 12.2),
+        ("solved", panel_tables(results), 2, 8.6),
+        ("sweeps", sweep_tables(results), 2, 8.6),
     ):
         if tables:
             paths += save(draw_tables(tables, across, width, note), folder, name)

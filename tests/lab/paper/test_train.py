@@ -14,7 +14,7 @@ from equipoise_lab.paper._recipe import METHODS, SAME
 from equipoise_lab.paper._task import draw_data, draw_parameters, errors, lines, router, target_function
 from equipoise_lab.paper._train import _Adam, _Batch, _noise
 
-SMALL = Paper(steps=4, seeds=2, temperatures=(0.5, 2.0))
+SMALL = Paper(steps=4, seeds=2, panel_seeds=2, first_seed=0, temperatures=(0.5, 2.0))
 
 
 def make_run(**changes: object) -> Run:
@@ -25,6 +25,7 @@ def make_run(**changes: object) -> Run:
         "balance_weight": 0.0,
         "temperature": 1.0,
         "learning_rate": 0.1,
+        "baseline": "ema",
         "seed": 0,
     }
     return Run(**{**settings, **changes})
@@ -66,7 +67,8 @@ def train_one_by_one(run: Run, recipe: Paper) -> Tensor:
             advantage = losses.detach() - c.gather(1, s.z[:, None])[:, 0]
             loss = (weight * (advantage * log_p_z + losses)).mean() + (log_p.exp() * c).sum(1).mean()
             critic.update(inputs, s, losses.detach())
-            baseline = 0.99 * baseline + 0.01 * float(losses.detach()[s.kept].mean())
+            if run.baseline == "ema":
+                baseline = 0.99 * baseline + 0.01 * float(losses.detach()[s.kept].mean())
         p = log_p.exp().mean(0)
         preferred = torch.bincount(log_p.argmax(1), minlength=2) / len(x)
         loss = loss + run.balance_weight * 2 * (preferred * p).sum()
@@ -79,15 +81,22 @@ def train_one_by_one(run: Run, recipe: Paper) -> Tensor:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("variant", ["plain", "sinkhorn", "no-iw"])
 def test_a_batch_of_runs_equals_single_runs(method: str, variant: str) -> None:
-    runs = [
-        make_run(method=method, variant=variant, temperature=2.0),
-        make_run(method=method, variant=variant, loss="gating", balance_weight=0.01, seed=1),
-        make_run(method=method, variant=variant, balance_weight=0.1, learning_rate=0.03, seed=1),
-        make_run(method=method, variant=variant, loss="gating", temperature=0.7),
+    batches = [
+        [
+            make_run(method=method, variant=variant, temperature=2.0),
+            make_run(method=method, variant=variant, balance_weight=0.1, learning_rate=0.03, seed=1),
+            make_run(method=method, variant=variant, temperature=2.0, baseline="none"),
+        ],
+        [
+            make_run(method=method, variant=variant, loss="gating", balance_weight=0.01, seed=1),
+            make_run(method=method, variant=variant, loss="gating", temperature=0.7),
+        ],
     ]
-    found = train(runs, SMALL).parameters
-    expected = torch.stack([train_one_by_one(run, SMALL) for run in runs])
-    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5)
+    for recipe in (SMALL, replace(SMALL, dataset="shared")):
+        for runs in batches:
+            found = train(runs, recipe).parameters
+            expected = torch.stack([train_one_by_one(run, recipe) for run in runs])
+            torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("method", BEYOND)

@@ -12,12 +12,12 @@ Rows are last in memory: logits, noise and log_q are [b, 2, n].
 Legend: b problems, n rows (datapoints).
 """
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise._core._elementary import log_sigmoids
 from equipoise._core._jit import jit
 
 Matrix = NDArray[np.floating[Any]]
@@ -25,18 +25,9 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-# As in `equipoise.balancing._two_columns`: exp by vector instructions, x = m log 2 + r.
-_ROUND = 1.5 * 2.0**52
-_LOG2E = 1.0 / math.log(2.0)
-_LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
-_LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
-_FAR = 700.0
-
 
 @jit
-def independent_pairs(
-    logits: Matrix, gumbel: Matrix, start: int, stop: int, z: Counts, log_q: Matrix
-) -> bool:
+def independent_pairs(logits: Matrix, gumbel: Matrix, start: int, stop: int, z: Counts, log_q: Matrix) -> bool:
     """Draws the rows of problems `start` to `stop` on their own.
 
     Returns:
@@ -49,7 +40,7 @@ def independent_pairs(
             return False
         for i in range(n):
             z[b, i] = 0 if d[i] >= 0.0 else 1
-        _log_sigmoids(t, work[0], work[1], log_q[b])
+        log_sigmoids(t, work[0], work[1], log_q[b, 0], log_q[b, 1])
     return True
 
 
@@ -128,7 +119,7 @@ def matching_pairs(
             from_1 = min(-most, 0.0) if n - count < capacity[b, 1] else -most
             for i in range(n):
                 t[i] += from_1 if z[b, i] == 0 else -from_0
-        _log_sigmoids(t, work[0], work[1], log_q[b])
+        log_sigmoids(t, work[0], work[1], log_q[b, 0], log_q[b, 1])
     return True
 
 
@@ -170,37 +161,6 @@ def _differences(logits: Matrix, gumbel: Matrix, t: Floats, d: Floats) -> bool:
     for i in range(n):
         finite += abs(d[i]) < np.inf
     return finite == n
-
-
-@jit
-def _log_sigmoids(t: Floats, e: Floats, power: Floats, out: Matrix) -> None:
-    """Writes log sigmoid(t) and log sigmoid(-t): min(t, 0) - log(1 + exp(-|t|)), and that less t.
-
-    exp by its series after the power of two is taken out; log(1 + e) = 2 artanh(e / (2 + e)) by its series, whose
-    argument is at most 1/3: exact to rounding, without a branch, and so in vector instructions. `e` and `power` are
-    scratch.
-    """
-    n = t.shape[0]
-    bits = power.view(np.int64)
-    for i in range(n):
-        x = max(-abs(t[i]), -_FAR)
-        power[i] = x * _LOG2E + _ROUND
-        m = power[i] - _ROUND
-        r = (x - m * _LN2_HIGH) - m * _LN2_LOW
-        high = 1.0 + r * (1 / 9) * (1.0 + r * (1 / 10) * (1.0 + r * (1 / 11) * (1.0 + r * (1 / 12))))
-        middle = 1.0 + r * (1 / 5) * (1.0 + r * (1 / 6) * (1.0 + r * (1 / 7) * (1.0 + r * (1 / 8) * high)))
-        e[i] = 1.0 + r * (1.0 + r * (1 / 2) * (1.0 + r * (1 / 3) * (1.0 + r * (1 / 4) * middle)))
-    for i in range(n):
-        bits[i] = (bits[i] << 52) + (1023 << 52)  # the number 2^m
-    for i in range(n):
-        y = e[i] * power[i] / (2.0 + e[i] * power[i])
-        s = y * y
-        far = 1 / 23 + s * (1 / 25 + s * (1 / 27 + s * (1 / 29 + s * (1 / 31 + s * (1 / 33)))))
-        mid = 1 / 13 + s * (1 / 15 + s * (1 / 17 + s * (1 / 19 + s * (1 / 21 + s * far))))
-        near = 1 / 3 + s * (1 / 5 + s * (1 / 7 + s * (1 / 9 + s * (1 / 11 + s * mid))))
-        first = min(t[i], 0.0) - 2.0 * y * (1.0 + s * near)
-        out[0, i] = first
-        out[1, i] = first - t[i]
 
 
 @jit
