@@ -18,7 +18,7 @@ from equipoise_lab.paper._methods import BEYOND, METHOD_TABLE
 from equipoise_lab.paper._recipe import TEMPERATURES, Paper
 from equipoise_lab.paper._results import Result
 from equipoise_lab.paper._runner import run_units
-from equipoise_lab.paper._solved_figures import SolvedTable, count_solved
+from equipoise_lab.paper._solved import SolvedTable, count_solved
 
 # What the paper has, to compare with: no capacity; skipping; balanced sampling.
 COMPARED = ("sample", "skip-iw", "gm-iw")

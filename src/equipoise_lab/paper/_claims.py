@@ -11,6 +11,7 @@ from typing import Any
 from equipoise_lab._ledger import write_whole
 from equipoise_lab.paper import _claims_gating, _claims_reinforce, _claims_studies
 from equipoise_lab.paper._results import BASELINES, Result
+from equipoise_lab.paper._solved import SolvedTable
 from equipoise_lab.paper._rules import Outcomes, Part, Rule, Study, Verdict, all_hold, with_baseline
 
 RULES = sorted(
@@ -161,14 +162,16 @@ def _listed(numbers: Sequence[int]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def write_claims(path: Path, claims: Sequence[Claim]) -> None:
+def write_claims(path: Path, claims: Sequence[Claim], solved: Sequence[SolvedTable] = ()) -> None:
     """Writes `claims.json`.
 
     Args:
         path: the file; its folder is made if it is missing.
         claims: what was judged.
+        solved: the seeds solved in each panel, which the claims rest on.
     """
-    content = {"summary": summarise(claims), "verdicts": VERDICT_RULE, "claims": [asdict(claim) for claim in claims]}
+    tables = [asdict(table) for table in solved]
+    content = {"summary": summarise(claims), "verdicts": VERDICT_RULE, "solved": tables, "claims": [asdict(claim) for claim in claims]}
     write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules for the claims about differentiable gating: section 3.1 and appendix E of the paper."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from equipoise.estimators import PAPER_STRATEGIES
 from equipoise_lab.paper._claims_reinforce import compare_variants
 from equipoise_lab.paper._recipe import METHODS, SWEEP_TEMPERATURES
+from equipoise_lab.paper._results import THRESHOLD
 from equipoise_lab.paper._rules import (
     FROM_ONE,
     HALF,
@@ -19,13 +19,11 @@ from equipoise_lab.paper._rules import (
     VERY_LOW,
     Outcomes,
     Part,
-    above,
+    Setting,
     all_hold,
     claim,
-    opposite,
-    seeds_needed,
+    difference_part,
     solved_part,
-    wilson,
 )
 
 _CORRECTED = ("gm-iw", "gm-sh")
@@ -90,46 +88,38 @@ def judge_noise(study: Mapping[str, Any]) -> list[Part]:
     """Claim 16: Gumbel noise does as well as Gaussian noise and jitter, each at the scale that suits it best.
 
     Args:
-        study: `runs`, each with kind, scale, method, importance, solved, seeds.
+        study: `runs`, each with kind, scale, method, importance, and the mse of each seed.
     """
-    needed = {"kind", "method", "importance", "solved", "seeds"}
-    best: dict[str, dict[str, tuple[int, int]]] = {}
+    best: dict[str, dict[str, Setting]] = {}
     for r in study.get("runs", ()):
-        if needed <= r.keys() and r["method"] in PAPER_STRATEGIES:
-            setting = PAPER_STRATEGIES[r["method"]].label
-            kinds = best.setdefault(setting if r["importance"] else f"{setting} without importance weights", {})
-            kinds[r["kind"]] = max(kinds.get(r["kind"], (0, r["seeds"])), (r["solved"], r["seeds"]))
+        if {"kind", "method", "importance", "mse"} <= r.keys() and r["method"] in PAPER_STRATEGIES:
+            name = PAPER_STRATEGIES[r["method"]].label + ("" if r["importance"] else " without importance weights")
+            solved = {seed: mse is not None and mse < THRESHOLD for seed, mse in enumerate(r["mse"])}
+            found, kinds = Setting(f"{name} {r['kind']}", solved), best.setdefault(name, {})
+            kinds[r["kind"]] = max(kinds.get(r["kind"], found), found, key=lambda setting: setting.fraction)
     return [_compare_noise(best, other) for other in ("gaussian", "jitter")]
 
 
-def _compare_noise(best: Mapping[str, Mapping[str, tuple[int, int]]], other: str) -> Part:
+def _compare_noise(best: Mapping[str, Mapping[str, Setting]], other: str) -> Part:
     """Compares Gumbel noise with one other kind, wherever either of the two solves the task for most seeds."""
     name = {"gaussian": "Gaussian noise", "jitter": "input jitter"}[other]
     rule = (
         f"wherever Gumbel noise or {name} solves the task for most seeds, Gumbel noise at its best scale solves at most "
         f"{MARGIN} fewer of the seeds than {name} at its best"
     )
-    pairs = {s: (kinds["gumbel"], kinds[other]) for s, kinds in best.items() if {"gumbel", other} <= kinds.keys()}
-    if not pairs:
-        return Part(rule=rule, measured="not run", verdict="not judged")
-    figures = {
-        f"{s} {kind}": k / n for s, pair in pairs.items() for kind, (k, n) in zip(("gumbel", other), pair, strict=True)
-    }
-    trained = {s: pair for s, pair in pairs.items() if max(k / n for k, n in pair) > HALF}
+    pairs = {s: (kinds[other], kinds["gumbel"]) for s, kinds in best.items() if {"gumbel", other} <= kinds.keys()}
+    trained = {s: pair for s, pair in pairs.items() if max(setting.fraction for setting in pair) > HALF}
     if not trained:
-        measured = f"neither trains the model with {', '.join(pairs)}"
-        return Part(rule=rule, measured=measured, verdict="undecided", figures=figures)
-    gaps = [_difference(theirs, ours) for ours, theirs in trained.values()]
-    shown = "; ".join(f"{s}: Gumbel noise {a} of {n}, {name} {b} of {m}" for s, ((a, n), (b, m)) in trained.items())
-    verdict = all_hold(opposite(above(interval, MARGIN)) for _, interval in gaps)
-    seeds = max(seeds_needed(0.5 + (gap - MARGIN) / 2) for gap, _ in gaps) if verdict == "undecided" else None
-    return Part(rule=rule, measured=shown, verdict=verdict, figures=figures, seeds=seeds)
-
-
-def _difference(one: tuple[int, int], other: tuple[int, int]) -> tuple[float, tuple[float, float]]:
-    """The difference of two fractions with Newcombe's 95% interval, which is made of both Wilson intervals."""
-    (p, (p_low, p_high)), (q, (q_low, q_high)) = ((k / n, wilson(k, n)) for k, n in (one, other))
-    return p - q, (
-        p - q - math.hypot(p - p_low, q_high - q),
-        p - q + math.hypot(p_high - p, q - q_low),
+        measured = f"neither trains the model with {', '.join(pairs)}" if pairs else "not run"
+        return Part(rule=rule, measured=measured, verdict="undecided" if pairs else "not judged")
+    parts = [
+        difference_part(rule, [theirs], [ours], (f"{setting}: {name}", "Gumbel noise"), at_most=True)
+        for setting, (theirs, ours) in trained.items()
+    ]
+    return Part(
+        rule=rule,
+        measured="; ".join(part.measured for part in parts),
+        verdict=all_hold(part.verdict for part in parts),
+        figures={setting.name: setting.fraction for pair in pairs.values() for setting in pair},
+        seeds=max((part.seeds for part in parts if part.seeds is not None), default=None),
     )

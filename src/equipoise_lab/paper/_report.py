@@ -18,7 +18,7 @@ from equipoise_lab.paper._claims import VERDICT_RULE, Claim, summarise
 from equipoise_lab.paper._result_figures import quick_note
 from equipoise_lab.paper._results import THRESHOLD, Result
 from equipoise_lab.paper._rules import Verdict
-from equipoise_lab.paper._solved_figures import panel_tables, sweep_tables
+from equipoise_lab.paper._solved import panel_tables, sweep_tables
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 

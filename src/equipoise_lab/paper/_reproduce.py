@@ -21,6 +21,7 @@ from equipoise_lab.paper._result_figures import draw_result_figures, quick_note
 from equipoise_lab.paper._results import Result, read_results
 from equipoise_lab.paper._runner import load_unit, run_units
 from equipoise_lab.paper._sensitivity import run_sensitivity
+from equipoise_lab.paper._solved import panel_tables
 from equipoise_lab.paper._studies import ON_RECIPE, STUDIES
 from equipoise_lab.paper._studies._traces import path_of
 from equipoise_lab.paper._study_figures import save_study_figures
@@ -90,7 +91,7 @@ def reproduce(
         say(f"beyond the paper: {len(further.runs()):,} runs on other seeds")
         studies["beyond"] = run_beyond(further, out, workers=workers, advance=advance)
     claims = judge(results, studies)
-    write_claims(out / "claims.json", claims)
+    write_claims(out / "claims.json", claims, panel_tables(results))
     say("figures and report")
     described = {**recipe.describe(), "quick": quick}
     paths = [out / "results.csv", out / "claims.json"]

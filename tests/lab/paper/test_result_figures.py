@@ -10,7 +10,7 @@ import pytest
 from equipoise.estimators import PAPER_STRATEGIES
 from equipoise_lab._style import new_figure
 from equipoise_lab.paper._result_figures import _draw_panel, _drawn, draw_result_figures
-from equipoise_lab.paper._solved_figures import panel_tables, sweep_tables
+from equipoise_lab.paper._solved import panel_tables, sweep_tables
 
 MODEL = {
     "x": [-0.5, 0.0, 0.9],
