@@ -4,10 +4,17 @@
     python benchmarks/fill_documents.py
 
 A document marks a place by two comments, `<!-- begin verdicts -->` and `<!-- end verdicts -->`. What is between them is
-generated: `summary`, the paragraph that sums it up; `verdicts`, a table of claims and verdicts; `measured`, the same with
-what was measured; `solved`, the seeds solved with REINFORCE; `rules`, how each claim is judged; `sensitivity`, verdicts under other readings of the paper; `beyond-argmax` and `beyond-expected`, seeds
-solved beyond the paper; `beyond-goals`, what they say of the goals. All but the rules come from stored results, and are
-empty as long as there are none. A test holds documents and sources together.
+generated:
+
+- `summary`, the paragraph that sums it up;
+- `verdicts`, a table of claims and verdicts, and `measured`, the same with what was measured;
+- `solved`, the seeds solved with REINFORCE;
+- `rules`, how each claim is judged;
+- `sensitivity`, verdicts under other readings of the paper;
+- `beyond-argmax` and `beyond-expected`, seeds solved beyond the paper; `beyond-goals`, what they say of the goals.
+
+All but the rules come from stored results, and are empty as long as there are none. A test holds documents and sources
+together.
 """
 
 import json

@@ -11,8 +11,8 @@ from typing import Any
 from equipoise_lab._ledger import write_whole
 from equipoise_lab.paper import _claims_gating, _claims_reinforce, _claims_studies
 from equipoise_lab.paper._results import BASELINES, Result
-from equipoise_lab.paper._solved import SolvedTable
 from equipoise_lab.paper._rules import Outcomes, Part, Rule, Study, Verdict, all_hold, with_baseline
+from equipoise_lab.paper._solved import SolvedTable
 
 RULES = sorted(
     (
@@ -171,7 +171,12 @@ def write_claims(path: Path, claims: Sequence[Claim], solved: Sequence[SolvedTab
         solved: the seeds solved in each panel, which the claims rest on.
     """
     tables = [asdict(table) for table in solved]
-    content = {"summary": summarise(claims), "verdicts": VERDICT_RULE, "solved": tables, "claims": [asdict(claim) for claim in claims]}
+    content = {
+        "summary": summarise(claims),
+        "verdicts": VERDICT_RULE,
+        "solved": tables,
+        "claims": [asdict(claim) for claim in claims],
+    }
     write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 

@@ -104,8 +104,8 @@ def _compare_noise(best: Mapping[str, Mapping[str, Setting]], other: str) -> Par
     """Compares Gumbel noise with one other kind, wherever either of the two solves the task for most seeds."""
     name = {"gaussian": "Gaussian noise", "jitter": "input jitter"}[other]
     rule = (
-        f"wherever Gumbel noise or {name} solves the task for most seeds, Gumbel noise at its best scale solves at most "
-        f"{MARGIN} fewer of the seeds than {name} at its best"
+        f"wherever Gumbel noise or {name} solves the task for most seeds, Gumbel noise at its best scale solves at "
+        f"most {MARGIN} fewer of the seeds than {name} at its best"
     )
     pairs = {s: (kinds[other], kinds["gumbel"]) for s, kinds in best.items() if {"gumbel", other} <= kinds.keys()}
     trained = {s: pair for s, pair in pairs.items() if max(setting.fraction for setting in pair) > HALF}

@@ -189,22 +189,27 @@ class _Batch:
 
     def step(self, noise: Noise) -> None:
         """One step of Adam on the estimate of the gradient, for every run."""
+        grad = self.gradient(_of_runs(noise, self.row_seed))
+        # A run whose weights overflow has no gradient any more. It stops there; the others go on.
+        self.diverged |= ~grad.isfinite().all(-1)
+        self.adam.step(grad.masked_fill(self.diverged[:, None], 0.0), ~self.diverged)
+
+    def gradient(self, noise: Noise) -> Float[Tensor, "r 6"]:
+        """Estimates the gradient with the noise of each run: the library's estimate, pulled back through the model."""
         (r, _), n = self.theta.shape, self.x.shape[1]
         rows_last, p, prediction = torch.empty(r, 2, n), torch.empty(r, n), torch.empty(r, n)
         theta, x, dataset = (v.numpy() for v in (self.theta, self.x, self.row_seed))
         route(theta, x, dataset, rows_last.numpy(), p.numpy())
         log_p = rows_last.requires_grad_().mT
         with torch.no_grad():
-            s, weight = self._draw(log_p.detach(), _of_runs(noise, self.row_seed))
+            s, weight = self._draw(log_p.detach(), noise)
         predict(theta, x, dataset, s.z.numpy(), prediction.numpy())
-        self._loss(log_p, prediction.requires_grad_(), s, weight).sum().backward()
-        assert rows_last.grad is not None and prediction.grad is not None
+        loss = self._loss(log_p, prediction.requires_grad_(), s, weight).sum()
+        by_log_p, by_prediction = torch.autograd.grad(loss, (rows_last, prediction))
         grad = torch.empty_like(self.theta)
-        given = (rows_last.grad.contiguous().numpy(), prediction.grad.numpy())
+        given = (by_log_p.contiguous().numpy(), by_prediction.contiguous().numpy())
         pull_back(x, dataset, s.z.numpy(), p.numpy(), *given, grad.numpy())
-        # A run whose weights overflow has no gradient any more. It stops there; the others go on.
-        self.diverged |= ~grad.isfinite().all(-1)
-        self.adam.step(grad.masked_fill(self.diverged[:, None], 0.0), ~self.diverged)
+        return grad
 
     def _draw(self, log_p: Tensor, noise: Noise) -> tuple[Sample, Tensor]:
         first, proposal = self.sinkhorn_first, log_p

@@ -18,7 +18,6 @@ from equipoise_lab.paper._recipe import (
 )
 from equipoise_lab.paper._results import LOSSES, VARIANTS, Result
 
-
 SEEDS = 20
 
 

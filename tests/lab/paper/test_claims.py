@@ -252,7 +252,8 @@ def test_a_difference_is_taken_seed_by_seed() -> None:
     flipped = Setting("c", {seed: not value for seed, value in half.items()})
     part = difference_part("r", [one], [flipped], ("a", "b"), at_most=True)
     assert part.verdict == "undecided"
-    assert part.seeds is not None and part.seeds > 10
+    assert part.seeds is not None
+    assert part.seeds > 10
 
 
 def test_claims_survive_the_file(make_results: Any, studies: dict[str, Any], tmp_path: Path) -> None:

@@ -86,7 +86,12 @@ CHANGES: list[tuple[str, str, Callable[[Any], None], str]] = [
         lambda s: change(s, "mse", [1.0] * 20, lambda r: r["kind"] == "gumbel"),
         "does not hold",
     ),
-    ("noise", "a little worse", lambda s: change(s, "mse", [0.01] * 16 + [1.0] * 4, lambda r: r["kind"] == "gumbel"), "undecided"),
+    (
+        "noise",
+        "a little worse",
+        lambda s: change(s, "mse", [0.01] * 16 + [1.0] * 4, lambda r: r["kind"] == "gumbel"),
+        "undecided",
+    ),
     ("noise", "nothing trains", lambda s: change(s, "mse", [None] * 20), "undecided"),
     ("noise", "no jitter", lambda s: change(s, "kind", "gumbel", lambda r: r["kind"] == "jitter"), "not judged"),
 ]

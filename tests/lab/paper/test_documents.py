@@ -54,7 +54,9 @@ def test_a_bar_does_not_end_a_cell() -> None:
 def test_only_what_is_between_the_marks_changes() -> None:
     claims = judge([], {})
     filled = fill_verdicts(DOCUMENT, claims)
-    assert filled.startswith("Intro.\n\n<!-- begin verdicts -->\n| | the paper's claim | verdict | without a baseline |\n")
+    assert filled.startswith(
+        "Intro.\n\n<!-- begin verdicts -->\n| | the paper's claim | verdict | without a baseline |\n"
+    )
     assert filled.endswith("| not judged | |\n<!-- end verdicts -->\n\nThe end.\n")
     assert "old" not in filled
     assert fill_verdicts(filled, claims) == filled

@@ -3,9 +3,9 @@
 # pyright: reportArgumentType=false, reportReturnType=false
 """Two experts: a sample in one pass over the rows of each problem.
 
-With k = 2 only two differences of a row matter: t = a_0 - a_1 of the logits a / tau, which its proposal is the sigmoid of, and
-d = t + g_0 - g_1, by which its scores prefer expert 0. A problem's row of numbers stays in the nearest cache between
-the steps, where tensor operations over a batch read and write all of it a dozen times.
+With k = 2 only two differences of a row matter: t = a_0 - a_1, whose sigmoid is the proposal's probability of expert 0,
+and d = t + g_0 - g_1, by which its scores prefer expert 0. A problem's numbers stay in the nearest cache between the
+steps, where tensor operations over a batch read and write all of them a dozen times.
 
 Rows are last in memory: logits, noise and log_q are [b, 2, n].
 
