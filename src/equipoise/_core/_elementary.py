@@ -53,7 +53,7 @@ def exponentials(x: Floats, power: Floats) -> None:
 def log_sigmoids(
     t: Floats, e: Floats, power: Floats, first: NDArray[np.floating[Any]], second: NDArray[np.floating[Any]]
 ) -> None:
-    """Writes log sigmoid(t) = min(t, 0) - log(1 + exp(-|t|)) to `first`, and log sigmoid(-t), which is less by t.
+    """Writes log sigmoid(t) = min(t, 0) - log(1 + exp(-|t|)) to `first`, and log sigmoid(-t) to `second`.
 
     log(1 + e) = 2 artanh(e / (2 + e)), whose argument is at most 1/3: seventeen terms of the series. `power` is
     scratch, and `e` ends as exp(-|t|).
@@ -67,6 +67,6 @@ def log_sigmoids(
         far = 1 / 23 + s * (1 / 25 + s * (1 / 27 + s * (1 / 29 + s * (1 / 31 + s * (1 / 33)))))
         middle = 1 / 13 + s * (1 / 15 + s * (1 / 17 + s * (1 / 19 + s * (1 / 21 + s * far))))
         near = 1 / 3 + s * (1 / 5 + s * (1 / 7 + s * (1 / 9 + s * (1 / 11 + s * middle))))
-        log = min(t[i], 0.0) - 2.0 * y * (1.0 + s * near)
-        first[i] = log
-        second[i] = log - t[i]
+        log = 2.0 * y * (1.0 + s * near)
+        first[i] = min(t[i], 0.0) - log
+        second[i] = min(-t[i], 0.0) - log
