@@ -63,9 +63,13 @@ def keep_pairs(z: Tensor, priority: Tensor, slots: Tensor, dtype: torch.dtype) -
 
     n = z.shape[-1]
     kept, weight = torch.empty(z.shape, dtype=torch.bool), torch.empty(z.shape, dtype=dtype)
-    given = [x.contiguous().numpy().reshape(-1, size) for x, size in ((z, n), (priority, n), (slots, 2))]
-    out = [x.numpy().reshape(-1, n) for x in (kept, weight)]
-    run_blocks(lambda start, stop: skip_pairs(*given, start, stop, *out), cut(len(out[0]), max(1, _BLOCK // n)))
+    rows, order, capacity = (x.contiguous().numpy().reshape(-1, m) for x, m in ((z, n), (priority, n), (slots, 2)))
+    flags, factors = kept.numpy().reshape(-1, n), weight.numpy().reshape(-1, n)
+
+    def keep(start: int, stop: int) -> None:
+        skip_pairs(rows, order, capacity, start, stop, flags, factors)
+
+    run_blocks(keep, cut(len(rows), max(1, _BLOCK // n)))
     return kept, weight
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from equipoise_lab._ledger import write_whole
 from equipoise_lab.paper import _claims_gating, _claims_reinforce, _claims_studies
-from equipoise_lab.paper._results import BASELINES, Result
+from equipoise_lab.paper._results import BASELINES, Baseline, Result
 from equipoise_lab.paper._rules import Outcomes, Part, Rule, Study, Verdict, all_hold, with_baseline
 from equipoise_lab.paper._solved import SolvedTable
 
@@ -74,7 +74,7 @@ def judge(results: Iterable[Result], studies: Mapping[str, Study]) -> list[Claim
         {'not judged'}
     """
     runs = list(results)
-    by_baseline = {baseline: Outcomes(runs, baseline) for baseline in BASELINES}
+    by_baseline: dict[Baseline, Outcomes] = {baseline: Outcomes(runs, baseline) for baseline in BASELINES}
     claims: list[Claim] = []
     for rule in RULES:
         if rule.study is not None:

@@ -70,7 +70,8 @@ def _draw(points: Mapping[tuple[str, str], Sequence[tuple[float, float]]], note:
         _draw_method(axes, points, method)
     for axes in grid[len(methods) :]:
         axes.set_axis_off()
-    grid[0].legend(loc="lower right", fontsize=8.5)
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=2, fontsize=8.5)
     figure.supylabel("solved, of the temperatures >= 1", fontsize=9, color=INK)
     figure.supxlabel("share of the points with x >= 0.5 in the dataset (capacity: 0.5)", fontsize=9, color=INK)
     if note:
@@ -97,8 +98,8 @@ def _draw_method(axes: Axes, points: Mapping[tuple[str, str], Sequence[tuple[flo
         )
         groups = [pairs[i : i + _GROUP] for i in range(0, len(pairs), _GROUP)]
         middle = [tuple(map(statistics.fmean, zip(*group, strict=True))) for group in groups]
-        line = {"linestyle": "--" if dashed else "-", "linewidth": 1.8, "label": name, "color": colour}
-        axes.plot(*zip(*middle, strict=True), **line)
+        line: dict[str, Any] = {"linestyle": "--" if dashed else "-", "linewidth": 1.8, "label": name}
+        axes.plot(*zip(*middle, strict=True), color=colour, **line)
     axes.set_ylim(-0.06, 1.06)
     axes.set_title(PAPER_STRATEGIES[method].label, fontweight="bold")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

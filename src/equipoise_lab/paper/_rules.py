@@ -251,16 +251,17 @@ def solved_part(rule: str, settings: Sequence[Setting], how: str, *, core: bool 
         how: "all solved", "one solved" or "all failed".
         core: see `Part`.
     """
-    verdicts = [setting.verdict for setting in settings]
+    verdicts: list[Verdict] = [setting.verdict for setting in settings]
     if "not judged" in verdicts:
         missing = verdicts.count("not judged")
         measured = f"{missing} of {len(settings)} settings not run"
         return Part(rule=rule, measured=measured, verdict="not judged", core=core)
-    verdict = {
+    by_kind: dict[str, Verdict] = {
         "all solved": all_hold(verdicts),
         "one solved": one_holds(verdicts),
         "all failed": all_hold(opposite(v) for v in verdicts),
-    }[how]
+    }
+    verdict = by_kind[how]
     open_ones = [seeds_needed(s.fraction) for s, v in zip(settings, verdicts, strict=True) if v == "undecided"]
     # "One solved" is decided as soon as one setting is.
     needed = (min if how == "one solved" else max)(open_ones) if verdict == "undecided" else None
@@ -269,7 +270,7 @@ def solved_part(rule: str, settings: Sequence[Setting], how: str, *, core: bool 
 
 
 def _describe(settings: Sequence[Setting]) -> str:
-    solved, runs = (sum(f(s.by_seed) for s in settings) for f in (lambda b: sum(b.values()), len))
+    solved, runs = sum(sum(s.by_seed.values()) for s in settings), sum(len(s.by_seed) for s in settings)
     low, high = wilson(solved, runs)
     if len(settings) == 1:
         return f"{solved} of {runs} runs solved ({low:.0%} to {high:.0%})"
