@@ -35,8 +35,9 @@ class MoE(RoutingSource):
     dimensions together are one batch, which shares the capacity.
 
     What the router needs in order to learn is not in y: open `capture` around the forward pass and hand the losses to
-    `Surrogate`, which adds the score-function term of each layer, the weights of the rows and the balance losses. Call
-    `routings.update()` after the step, for routers that keep averages, and for schedules.
+    `Surrogate`, which adds the score-function term of each layer, the weights of the rows and the balance losses. Give
+    the optimiser to `capture`, or call `routings.update()` after the step, for routers that keep averages, and for
+    schedules.
 
     Routers by name, with the balance losses that they come with unless you set them:
 
@@ -47,7 +48,8 @@ class MoE(RoutingSource):
     `gm-iw-avg`, `gm-iw-avg-mix`  Gumbel-Matching with conditionals averaged over `solves`; without, with `eps`.
     `switch`                      The most probable expert, gated; drops rows. Balance loss 0.01.
     `topk`                        The `top_k` most probable experts, gated, as Mixtral; no capacity. Balance loss 0.01.
-    `base`                        The exact balanced assignment of the logits, `top_k` experts a row, gated.
+    `base`                        The exact balanced assignment of the logits, `top_k` experts a row, gated; evaluated
+                                  by prices.
     `s-base`                      The largest probability after Sinkhorn balancing, gated; drops rows.
     `hash`                        A hash of `token_ids`, else of the position; not gated; drops rows.
     `loss-free`, `priced`         Logits plus a learnt bias, minus the average exact price; gated; no capacity.
@@ -102,7 +104,8 @@ class MoE(RoutingSource):
             device: of the parameters.
             dtype: of the parameters.
             routing: options of the router, see `RoutingOptions`: eval_capacity_factor, evaluation, loss, temperature,
-                eps, solves, target_sample_size, sinkhorn_first, importance, balance_loss, marginal_entropy, z_loss.
+                eps, solves, target_sample_size, sinkhorn_first, importance, balance_loss, marginal_entropy, z_loss,
+                rate, token_prior.
         """
         super().__init__()
         check_known_options(routing, MoE.__init__)
@@ -135,7 +138,7 @@ class MoE(RoutingSource):
         Args:
             x: the rows.
             mask: False for rows that take no expert (padding).
-            token_ids: integers, for the router `hash`.
+            token_ids: integers, for the router `hash`, and for routers with a `token_prior`, which need them.
             generator: where randomness comes from; None is torch's global stream. `torch.compile` and activation
                 checkpointing need None.
 
@@ -147,7 +150,7 @@ class MoE(RoutingSource):
         routing: Routing = self.router(x, mask=mask, token_ids=token_ids, generator=generator)
         tokens, metadata = self.dispatcher.dispatch(x.reshape(-1, self.dim), routing)
         y = self.dispatcher.combine(self.experts(tokens), metadata)
-        return emit(self, routing, y.to(x.dtype).reshape(x.shape))
+        return emit(self, routing, y.to(x.dtype).reshape(x.shape), x)
 
     def _check_transforms(self, x: Tensor) -> None:
         """Refuses what the way of rows to their experts and back has no rules for; looks at a number otherwise."""

@@ -32,15 +32,19 @@ from equipoise.nn._router_checks import (
     check_mixes,
     check_routing,
     check_rows_like,
+    check_token_ids_given,
     check_top_k,
 )
 from equipoise.nn._routing import Routing
 from equipoise.nn._rules import RouteRequest, RoutingRule, RuleTraits, rule_traits
 from equipoise.nn._schedules import Schedule
 from equipoise.nn._selection import choose_top
+from equipoise.nn._token_prior import TokenPrior, TokenTable
 from equipoise.ops import log_softmax
 
 EVALUATIONS = ("argmax", "priced")
+# Updates between two looks at the prices of a router that does not use them: enough to change to "priced" at any time.
+_SELDOM = 8
 
 
 class Router(WideBuffers):
@@ -74,6 +78,7 @@ class Router(WideBuffers):
         eps: str | None = None,
         target_sample_size: float = 0.5,
         loss_weights: Mapping[str, float] | None = None,
+        token_prior: TokenPrior | int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -86,12 +91,15 @@ class Router(WideBuffers):
             capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) rows; None: no
                 limit.
             eval_capacity_factor: the same in evaluation.
-            evaluation: "argmax": what the rule does in evaluation; "priced": see `RunningPrices`.
+            evaluation: "argmax": what the rule does in evaluation; "priced": see `RunningPrices`. The attribute may be
+                set at any time: prices are averaged in either case (of every eighth batch while they are not used), and
+                are part of the state dict.
             temperature: for rules that sample: a number, a function of the number of `observe` calls so far, or
                 "auto", see `AutoProposal`.
             eps: for rules that mix: "auto", or None for the rule's own.
             target_sample_size: of "auto".
             loss_weights: weights of "load-balance", "marginal-entropy" and "z".
+            token_prior: a learnt table by token id that is added to the logits; an int: `TokenPrior(vocab_size)`.
             device: of the parameters.
             dtype: of the parameters.
         """
@@ -100,7 +108,6 @@ class Router(WideBuffers):
         check_at_least("num_experts", num_experts, 1)
         check_capacity_factor("capacity_factor", capacity_factor)
         check_capacity_factor("eval_capacity_factor", eval_capacity_factor)
-        check_one_of("evaluation", evaluation, EVALUATIONS)
         check_top_k(rule_traits(rule).top_k, num_experts)
         self.dim, self.num_experts = dim, num_experts
         self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
@@ -108,8 +115,10 @@ class Router(WideBuffers):
         self.loss_weights = dict(loss_weights or {})
         self.rule = rule
         self.weight = nn.Parameter(torch.empty(num_experts, dim, device=device, dtype=dtype))
-        own_prices = evaluation == "argmax" or isinstance(rule, Priced)
-        self.average = None if own_prices else RunningPrices(num_experts, device=device)
+        prior = TokenPrior(token_prior) if isinstance(token_prior, int) else token_prior
+        self.prior = None if prior is None else TokenTable(prior, num_experts, device=device, dtype=dtype)
+        unpriced = isinstance(rule, Priced) or not self.traits.reads_logits
+        self.average = None if unpriced else RunningPrices(num_experts, device=device)
         check_mixes(eps, self.traits.mixes)
         chosen = [name for name, value in (("eps", eps), ("temperature", temperature)) if value == "auto"]
         self.auto = AutoProposal(chosen, target=target_sample_size, device=device) if chosen else None
@@ -121,6 +130,16 @@ class Router(WideBuffers):
         super().__setattr__(name, value)
         if name == "rule":
             self.traits: RuleTraits = rule_traits(value)
+
+    @property
+    def evaluation(self) -> str:
+        """What happens in evaluation: "argmax" or "priced"."""
+        return self._evaluation
+
+    @evaluation.setter
+    def evaluation(self, evaluation: str) -> None:
+        check_one_of("evaluation", evaluation, EVALUATIONS)
+        self._evaluation = evaluation
 
     def _set_temperature(self, temperature: float | str | Schedule, device: torch.device | str | None) -> None:
         """Keeps a number as it is; what changes is a tensor, so that compiled code need not be compiled again."""
@@ -135,11 +154,16 @@ class Router(WideBuffers):
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64, device=device))
 
     def reset_parameters(self) -> None:
-        """Draws the gate anew, with standard deviation sqrt(0.1 / dim) (Fedus and others 2021, section 2.4)."""
+        """Draws the gate anew, with standard deviation sqrt(0.1 / dim) (Fedus and others 2021, section 2.4).
+
+        A token prior goes back to where it started.
+        """
         nn.init.normal_(self.weight, std=math.sqrt(0.1 / self.dim))
+        if self.prior is not None:
+            self.prior.reset_parameters()
 
     def logits(self, x: Float[Tensor, "T dim"]) -> Float[Tensor, "T E"]:
-        """Computes the logits. Autocast is off here.
+        """Computes the logits, before a token prior is added. Autocast is off here.
 
         Args:
             x: the rows, at least float32.
@@ -162,7 +186,7 @@ class Router(WideBuffers):
         Args:
             x: the rows; all leading dimensions together are one batch of T rows.
             mask: False for rows that take no expert (padding).
-            token_ids: for routers that look at them.
+            token_ids: for routers that look at them: `hash`, and any with a token prior, which needs them.
             generator: where randomness comes from; None is torch's global stream, which activation checkpointing
                 restores.
 
@@ -174,16 +198,19 @@ class Router(WideBuffers):
         check_mask(mask, shape)
         check_rows_like("token_ids", token_ids, shape)
         flat_mask = None if mask is None else mask.reshape(-1)
+        flat_ids = None if token_ids is None else token_ids.reshape(-1).long()
         with torch.autocast(autocast_device(x.device), enabled=False):
             wide = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
             logits = self.logits(x.reshape(-1, self.dim).to(wide))
+            if self.prior is not None:
+                logits = logits + self._from_prior(self.prior, flat_ids, flat_mask).to(wide)
             log_p = log_softmax(logits)
             request = RouteRequest(
                 logits=logits,
                 log_p=log_p,
                 capacity=self.capacity(logits.shape[0]),
                 mask=flat_mask,
-                token_ids=None if token_ids is None else token_ids.reshape(-1).long(),
+                token_ids=flat_ids,
                 positions=_positions(shape, x.device),
                 training=self.training,
                 temperature=self.temperature if self._temperature_moves else self.fixed_temperature,
@@ -195,6 +222,12 @@ class Router(WideBuffers):
             if not (self.training and self.loss_weights):
                 return routing
             return replace(routing, balance_losses=balance_losses(self.loss_weights, logits, request))
+
+    def _from_prior(self, prior: TokenTable, token_ids: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Looks up what the token prior adds to the logits."""
+        check_token_ids_given(token_ids is not None, prior.prior.vocab_size)
+        assert token_ids is not None
+        return prior(token_ids, mask)
 
     def capacity(self, rows: int) -> int | None:
         """Returns how many of T rows an expert may take in this mode, at least K; None: any number.
@@ -211,7 +244,7 @@ class Router(WideBuffers):
 
     def _choose(self, logits: Tensor, request: RouteRequest) -> Routing:
         """Calls the rule, or takes the running prices in evaluation."""
-        if self.training or self.average is None:
+        if self.training or self.average is None or self.evaluation == "argmax":
             decided: Any = self.rule(logits, request)
             check_routing(decided, isinstance(decided, Routing))
             return decided
@@ -230,7 +263,7 @@ class Router(WideBuffers):
         if self.traits.observe is not None:
             self.traits.observe(routing)
         if self.average is not None:
-            self.average.take(routing.logits.detach(), routing.mask, self.traits.top_k)
+            self._observe_prices(self.average, routing)
         self.updates += 1
         if self.schedule is not None:
             self.temperature.fill_(self.schedule(int(self.updates)))
@@ -238,6 +271,12 @@ class Router(WideBuffers):
             self.auto.observe(routing)
             if "temperature" in self.auto.names:
                 self.temperature.copy_(self.auto.read("temperature"))
+
+    def _observe_prices(self, average: RunningPrices, routing: Routing) -> None:
+        """Takes in the prices of a batch; of every eighth where they are not used yet."""
+        every = 1 if self.evaluation == "priced" else _SELDOM
+        if every == 1 or int(self.updates) % every == 0:
+            average.take(routing.logits.detach(), routing.mask, self.traits.top_k, stands_for=every)
 
     def extra_repr(self) -> str:
         """Shows the settings."""

@@ -5,7 +5,8 @@ Legend: T rows (tokens), n rows that count, l layers.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from equipoise._core import check_critic, check_floating, check_mask, check_one_of
 from equipoise.estimators import EMABaseline, expected_critic, score_function
 from equipoise.nn._capture import Emission
-from equipoise.nn._credit import CREDITS, counted_rows, credited, product_weight
+from equipoise.nn._credit import CREDITS, WEIGHTS, counted_rows, credited, product_weight
 from equipoise.nn._graph import missing_outputs
 from equipoise.nn._layer_baselines import Baseline, LayerBaselines, Residual, pair_baselines, read_baselines
+from equipoise.nn._readouts import Readouts
 from equipoise.nn._recompute import Pending, expect
 from equipoise.nn._routings import Routings
 from equipoise.nn._surrogate_checks import (
@@ -26,6 +28,7 @@ from equipoise.nn._surrogate_checks import (
     check_graph,
     check_routings,
     check_same_forward,
+    check_targets,
     check_token_shape,
 )
 
@@ -33,50 +36,93 @@ from equipoise.nn._surrogate_checks import (
 _CHECKED_CALLS = 3
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SurrogateLoss:
+    """A surrogate's loss with what it is made of. The loss itself is not comparable between routers; `task` is.
+
+    Attributes:
+        loss: to call backward on; its value is the (weighted) mean loss plus the balance losses.
+        task: the plain mean of the token losses that count, detached.
+        balance: the sum of the balance losses of all layers, detached.
+        readout: the sum of the readouts' losses, detached, which is gradient and no value of `loss`; None without.
+    """
+
+    loss: Float[Tensor, ""]
+    task: Float[Tensor, ""]
+    balance: Float[Tensor, ""]
+    readout: Float[Tensor, ""] | None = None
+
+
 class Surrogate(nn.Module):
     r"""Turns token losses and captured routings into the loss to call backward on.
 
-    With f_i the loss of token i, w_i^l its weight in layer l, W_i = prod_l w_i^l, z_i^l the expert it drew there (or
-    its K experts, in order), and C_i the tokens that its decisions answer for (`credit`), the gradient is
+    With f_i the loss of token i, z_i^l the expert it drew in layer l (or its K experts, in order), and C_i the tokens
+    that its decisions answer for (`credit`), the gradient and the value are
 
     .. math::
-        \frac{1}{n} \sum_i \Big[ W_i \nabla f_i
-        + \sum_l \Big( \sum_{m \in C_i} W_m (f_m - b_m^l) \Big) \nabla \log p(z_i^l) \Big] + \sum_l \nabla B_l,
-        \qquad \text{value} = \frac{1}{n} \sum_i W_i f_i + \sum_l B_l,
+        \frac{1}{n} \sum_i \Big[ V_i \nabla f_i
+        + \sum_l \Big( \sum_{m \in C_i} U_{im}^l (f_m - b_m^l) \Big) \nabla \log p(z_i^l) \Big] + \sum_l \nabla B_l,
+        \qquad \frac{1}{n} \sum_i V_i f_i + \sum_l B_l.
 
-    over the layers that learn by the score function, with B_l the balance losses of layer l. C_i is {i} for credit
-    "token", i and the tokens after it in its sequence for "sequence", all tokens for "batch". Other layers (gated ones)
-    learn through f alone: for them the gradient is that of the value, whatever bias their router has.
+    The second term is there for the layers that learn by the score function; layers that are gated learn through f as
+    well, or through f alone. B_l are the balance losses of layer l. C_i is {i} for credit "token", i and the tokens
+    after it in its sequence for "sequence", all tokens for "batch".
 
-    Approximates: the gradient of J = E[(1/n) sum_i f_i]. Which J, and when exactly (each line is tested against
-    enumeration; B_l are left aside: a balance loss is differentiated for the batch as it was routed):
+    `weights` says which terms carry the weights w_i^l of the layers' samples (importance weights, and what makes up for
+    dropped tokens), with W_i = prod_l w_i^l:
 
-    - One layer; f_i depends on no other token's expert. J is the loss with every z_i drawn from the router and no token
-      dropped. Unbiased with routers `sample`, `skip-iw` and `gm-iw` and what is made of them by mixing and averaging,
-      at any temperature, with any number of experts a token; biased with `skip`, `gm` and `gm-sh`, which are so by
-      themselves.
-    - Several layers, all token-wise (f_i depends on the experts of token i alone, in all layers). J is the same, with
-      z_i^l from the router of layer l given what layers before it did. Unbiased with the same routers. It takes the
-      product W_i in every layer's term: with w_i^l alone it is biased.
-    - Skipping in several layers. A token that one layer drops has W_i = 0, and no layer learns from it, though the
-      residual carries it to the output; what is left has larger weights. J is still that of the model that drops
-      nothing, and the variance grows: a fraction d dropped in each of L layers leaves (1 - d)^L.
+    =========  =====  =======  ===================================================================================
+    `weights`  V_i    U_im^l   what the estimate is
+    =========  =====  =======  ===================================================================================
+    "router"   1      w_i^l    Shared parameters: the model as run. A router: each decision as if drawn from it.
+    "all"      W_i    W_m      The paper's: everything as if experts were drawn from the router and nobody dropped.
+    "none"     1      1        The model as run, if what is drawn comes from the router (temperature 1, no balancing).
+    =========  =====  =======  ===================================================================================
+
+    With weights on all terms every shared parameter pays, in variance, for the router's correction, and a token that
+    one of many layers drops teaches nothing. With "none" a router under Gumbel-Matching learns from draws that are not
+    its own, and collapses. So "router" is the default.
+
+    Unbiased for (each line is tested against enumeration; B_l are left aside: a balance loss is differentiated for the
+    batch as it was routed):
+
+    - **"router"**, with `sample`, `skip-iw`, `gm-iw` and what is made of them, at any temperature, under attention too:
+      E[(1/n) sum_i grad f_i] of the model as run, its draws held fixed, plus, for each layer l and token i, the exact
+
+      .. math::
+          \frac{1}{n} \text{E} \Big[ \sum_j \nabla p(j \mid x_i^l) \,
+          \text{E} \big[ \textstyle\sum_{m \in C_i} f_m \mid z_i^l = j \text{, kept} \big] \Big]:
+
+      what this one decision does to the losses it answers for, if it is drawn from the router and carried out, while
+      all other decisions are made as they are in training. For one layer whose tokens do not see each other that is the
+      gradient of the paper's objective (next line) for the router, and that of the model as run for the experts. With
+      `sample` at temperature 1 all w are 1, and the three values of `weights` agree.
+    - **"all"**, one layer; f_i depends on no other token's expert. J = E[(1/n) sum_i f_i] with every z_i drawn from the
+      router and no token dropped, for all parameters. With the same routers at any temperature, with any number of
+      experts a token; biased with `skip`, `gm` and `gm-sh`, which are so by themselves.
+    - **"all"**, several layers, all token-wise (f_i depends on the experts of token i alone, in all layers): the same
+      J, with z_i^l from the router of layer l given what layers before it did. It takes the product W_i in the terms of
+      every layer: with w_i^l alone it is biased. A token that one layer drops has W_i = 0, and no layer learns from
+      it, though the residual carries it to the output: a fraction d dropped in each of L layers leaves (1 - d)^L.
     - Attention, where z_i moves the losses of later tokens. Credit "token" is biased: it leaves those out. Credit
-      "sequence" is unbiased with `sample` at temperature 1 (all W = 1), if attention is causal and sequences do not
+      "sequence" is unbiased with `sample` at temperature 1 (all w = 1), if attention is causal and sequences do not
       see each other; J is the loss of the model as run. If attention looks ahead, credit "batch" is.
     - Attention and dropping. A token's expert also moves tokens that it crowds out, anywhere in the batch. With `skip`
-      or `skip-iw` at temperature 1 and credit "batch", `weighted=False` is unbiased for the loss of the model as run,
-      tokens dropped and all; `weighted=True` with `skip-iw` for (1/n) sum_i E_i[f_i], where E_i is the model as run
-      under the condition that every layer keeps token i itself (kept sets drawn uniformly among those with i). Credit
-      "sequence" leaves crowding out of account; its bias goes away as fewer tokens are dropped. Neither J is that of
-      the model that drops nothing: weights correct what happens to a token, not what happens to its context.
-    - Attention at another temperature, with Sinkhorn first, or with Gumbel-Matching (`gm-iw`): unbiased for nothing in
-      closed form. The context is drawn from q, and W_i corrects token i's own draws alone. Weights that correct the
-      context are products over all of its tokens, and useless at any length.
+      or `skip-iw` at temperature 1 and credit "batch", **"none"** is unbiased for the loss of the model as run, tokens
+      dropped and all; **"all"** with `skip-iw` for (1/n) sum_i E_i[f_i], where E_i is the model as run under the
+      condition that every layer keeps token i itself (kept sets drawn uniformly among those with i). Credit "sequence"
+      leaves crowding out of account; its bias goes away as fewer tokens are dropped. Neither J is that of the model
+      that drops nothing: weights correct what happens to a token, not what happens to its context.
+    - Attention with **"all"** at another temperature, with Sinkhorn first, or with Gumbel-Matching (`gm-iw`): unbiased
+      for no J in closed form. The context is drawn from q, and W_i corrects token i's own draws alone. Weights that
+      correct the context are products over all of its tokens, and useless at any length.
+
+    With `loss="gated-reinforce"` f depends on the router through its gates, and all of the above holds for the gated
+    model. With `loss="gating"` there is no second term, and the estimate is E[grad f] of the first.
 
     Requires: b_i^l that does not depend on any z of layer l or a layer after it. With one baseline for all layers that
     is: on any z. A statistic of past batches does not; a statistic of this batch does, see `leave_one_out_baseline`.
-    For `ResidualBaseline` and `Readout` see there.
+    For `ResidualBaseline`, `Readout` and `Readouts` see there.
 
     Example:
         >>> import equipoise as eq
@@ -98,27 +144,29 @@ class Surrogate(nn.Module):
 
     def __init__(
         self,
-        baseline: Baseline | Sequence[Baseline] | None = None,
+        baseline: Baseline | Readouts | Sequence[Baseline] | None = None,
         credit: str = "token",
         *,
-        weighted: bool = True,
+        weights: str = "router",
     ) -> None:
         """Sets up the surrogate.
 
         Args:
             baseline: b. None: an exponential moving average of past losses, `EMABaseline()`. Or one of your own, a
                 `ResidualBaseline`, a number, or a tensor with a number for each token. Or a list of such, one for each
-                layer in order of execution. The averages are part of `state_dict`, and move on at each call in
-                training mode with gradients enabled. Not a mean over the batch in hand: under a capacity that is
-                biased, and nothing in a tensor tells that it is one; see `equipoise.reinforce`.
+                layer in order of execution. Or `Readouts`, which are that for every layer of a model. What learns is
+                part of `state_dict`, and moves on at each call in training mode with gradients enabled. Not a mean over
+                the batch in hand: under a capacity that is biased, and nothing in a tensor tells that it is one; see
+                `equipoise.reinforce`.
             credit: "token", "sequence" or "batch".
-            weighted: whether losses are weighted by W; False: all W are 1 (0 for masked rows), and dropped tokens
-                count with the loss that they have.
+            weights: which terms carry weights: "router", "all" or "none". Except with "all", dropped tokens count with
+                the loss that they have.
         """
         super().__init__()
         check_one_of("credit", credit, CREDITS)
+        check_one_of("weights", weights, WEIGHTS)
         self.credit = credit
-        self.weighted = weighted
+        self.weights = weights
         listed = isinstance(baseline, Sequence)
         self.baseline: Any = EMABaseline() if baseline is None else LayerBaselines(baseline) if listed else baseline
         self._calls = 0
@@ -128,6 +176,7 @@ class Surrogate(nn.Module):
         token_losses: Float[Tensor, "*shape"],
         routings: Routings,
         *,
+        targets: Tensor | None = None,
         mask: Bool[Tensor, "*shape"] | None = None,
         residual: Residual | Sequence[Residual | None] | None = None,
         baseline: Float[Tensor, "*shape"] | None = None,
@@ -140,6 +189,7 @@ class Surrogate(nn.Module):
                 forward pass that was captured. With or without gradient. That they belong together is checked, in the
                 first calls and now and then, by a walk over the autograd graph.
             routings: what `capture` yielded; serves one call.
+            targets: what the losses compare with, for `Readouts`.
             mask: False for tokens whose loss does not count (prompts, padding). Their decisions still answer for the
                 losses after them.
             residual: with a `ResidualBaseline`: each token's loss without the experts' output, of the shape of
@@ -152,8 +202,79 @@ class Surrogate(nn.Module):
                 stays unbiased. A baseline that learns then learns what the critic leaves.
 
         Returns:
-            The scalar; at least float32. Scale it, add other losses to it, call backward on it.
+            The scalar; at least float32. Scale it, add other losses to it, call backward on it. `parts` returns it with
+            what it is made of.
         """
+        how = {"targets": targets, "mask": mask, "residual": residual, "baseline": baseline, "critic": critic}
+        return self.parts(token_losses, routings, **cast(Any, how)).loss
+
+    def parts(
+        self,
+        token_losses: Float[Tensor, "*shape"],
+        routings: Routings,
+        *,
+        targets: Tensor | None = None,
+        mask: Bool[Tensor, "*shape"] | None = None,
+        residual: Residual | Sequence[Residual | None] | None = None,
+        baseline: Float[Tensor, "*shape"] | None = None,
+        critic: Float[Tensor, "*shape E"] | None = None,
+    ) -> SurrogateLoss:
+        """Builds the loss, and says what it is made of; in place of calling the surrogate.
+
+        Args:
+            token_losses: as in `forward`, like the others.
+            routings: what `capture` yielded; serves one call.
+            targets: for `Readouts`.
+            mask: False for tokens whose loss does not count.
+            residual: for `ResidualBaseline`.
+            baseline: b for each token of this call.
+            critic: c for each token and expert.
+
+        Returns:
+            The loss to call backward on, with its parts for a log.
+        """
+        shape = self._check(token_losses, routings, mask, critic)
+        own: Any = self.baseline if baseline is None else baseline
+        check_targets(targets is not None, isinstance(self.baseline, Readouts))
+        pairs = [] if isinstance(own, Readouts) else pair_baselines(own, residual, len(routings))
+        emissions = routings.consume()
+        self._check_same_forward(token_losses, routings.names, emissions)
+
+        losses = token_losses.reshape(-1).to(torch.promote_types(token_losses.dtype, torch.float32))
+        counted = counted_rows(None if mask is None else mask.reshape(-1), routings)
+        weight = product_weight(routings, losses.dtype) if self.weights == "all" else torch.ones_like(losses)
+        if counted is not None:
+            weight = torch.where(counted, weight, 0.0)
+        n: Any = max(losses.shape[0], 1) if counted is None else counted.sum().clamp_min(1)
+        active = weight != 0  # a row of weight 0 has no term, whatever its loss holds
+        value = torch.where(active, weight * losses, 0.0).sum() / n
+        left, readout = losses.detach(), None
+        task = (left if counted is None else torch.where(counted, left, 0.0)).sum() / n
+        if critic is not None:
+            left, added = _less_critic(left, critic, emissions[0], counted, value.requires_grad)
+            value = value + added / n
+        if isinstance(own, Readouts):
+            pairs, readout = own(routings, emissions, targets, token_losses.shape, counted)
+            value = value + (readout - readout.detach())
+        moves = self.training and torch.is_grad_enabled()
+        baselines = read_baselines(pairs, left, active, token_losses.shape, moves)
+
+        def credit(b: Tensor | float) -> Tensor:
+            advantage = torch.where(active, weight * (left - b), 0.0)
+            return credited(advantage, shape, self.credit) / n
+
+        credits = [credit(b) for b in baselines]
+        credits = credits if len(credits) > 1 else credits * len(emissions)
+        if self.weights == "router":
+            credits = [c * layer.weight for c, layer in zip(credits, routings, strict=True)]
+        loss = _with_routers(value, credits, routings, emissions)
+        balance, readout = routings.balance_loss().detach(), None if readout is None else readout.detach()
+        return SurrogateLoss(loss=loss, task=task, balance=balance, readout=readout)
+
+    def _check(
+        self, token_losses: Tensor, routings: Routings, mask: Tensor | None, critic: Tensor | None
+    ) -> tuple[int, ...]:
+        """Checks what belongs together; returns the shape of the tokens."""
         check_routings(type(routings).__name__, isinstance(routings, Routings))  # pyright: ignore[reportUnnecessaryIsInstance]
         check_captured(len(routings))
         check_floating("token_losses", token_losses)
@@ -163,35 +284,7 @@ class Surrogate(nn.Module):
             layer = routings[0]
             check_critic_use(len(routings), self.credit, len(layer.samples), layer.score_function)
             check_critic(critic, [*token_losses.shape, layer.num_experts])
-        pairs = pair_baselines(self.baseline if baseline is None else baseline, residual, len(routings))
-        emissions = routings.consume()
-        self._check_same_forward(token_losses, routings.names, emissions)
-
-        losses = token_losses.reshape(-1).to(torch.promote_types(token_losses.dtype, torch.float32))
-        counted = counted_rows(None if mask is None else mask.reshape(-1), routings)
-        weight = product_weight(routings, losses.dtype) if self.weighted else torch.ones_like(losses)
-        if counted is not None:
-            weight = torch.where(counted, weight, 0.0)
-        n: Any = max(losses.shape[0], 1) if counted is None else counted.sum().clamp_min(1)
-        active = weight != 0  # a row of weight 0 has no term, whatever its loss holds
-        value = torch.where(active, weight * losses, 0.0).sum() / n
-        left = losses.detach()
-        if critic is not None:
-            check_critic_graph(emissions[0].grad_enabled or not value.requires_grad)
-            layer = emissions[0].routing
-            c = critic.detach().reshape(layer.log_p.shape).to(layer.log_p.dtype)
-            (sample,) = layer.samples
-            left = left - sample.at_z(c)
-            value = value + expected_critic(layer.log_p, c, counted).sum() / n
-        moves = self.training and torch.is_grad_enabled()
-        baselines = read_baselines(pairs, left, active, token_losses.shape, moves)
-
-        def credit(b: Tensor | float) -> Tensor:
-            advantage = torch.where(active, weight * (left - b), 0.0)
-            return credited(advantage, shape, self.credit) / n
-
-        credits = [credit(b) for b in baselines]
-        return _with_routers(value, credits if len(credits) > 1 else credits * len(emissions), routings, emissions)
+        return shape
 
     def _check_same_forward(self, token_losses: Tensor, names: list[str], emissions: Sequence[Emission]) -> None:
         """Walks the graph in the first calls, and in those whose number is a power of two."""
@@ -214,7 +307,18 @@ class Surrogate(nn.Module):
 
     def extra_repr(self) -> str:
         """Shows the settings."""
-        return f"credit={self.credit!r}, weighted={self.weighted}"
+        return f"credit={self.credit!r}, weights={self.weights!r}"
+
+
+def _less_critic(
+    left: Tensor, critic: Tensor, emission: Emission, counted: Tensor | None, differentiable: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns the losses less the critic at the experts drawn, and the sum of what that takes away in expectation."""
+    check_critic_graph(emission.grad_enabled or not differentiable)
+    layer = emission.routing
+    c = critic.detach().reshape(layer.log_p.shape).to(layer.log_p.dtype)
+    (sample,) = layer.samples
+    return left - sample.at_z(c), expected_critic(layer.log_p, c, counted).sum()
 
 
 def _with_routers(
@@ -227,7 +331,8 @@ def _with_routers(
     names, sources = routings.names, routings.modules
     differentiable = value.requires_grad
     pending: list[Pending] = []
-    for index, (layer, _, grad_enabled, compiled, _) in enumerate(emissions):
+    for index, emission in enumerate(emissions):
+        layer, grad_enabled = emission.routing, emission.grad_enabled
         coefficient = credits[index] if layer.score_function else None
         for balance_loss in layer.balance_losses.values():
             value = value + balance_loss
@@ -236,7 +341,7 @@ def _with_routers(
             value = value + score_function(layer.log_prob(), coefficient, coefficient != 0).sum()
         owes = coefficient is not None or len(layer.balance_losses) > 0
         if not grad_enabled and differentiable and owes:
-            check_graph(names[index], sources.count(sources[index]), compiled)
+            check_graph(names[index], sources.count(sources[index]), emission.compiled)
             pending.append(Pending(sources[index], layer, coefficient))
     return expect(
         value, pending, [source for source, emission in zip(sources, emissions, strict=True) if emission.compiled]

@@ -184,7 +184,7 @@ class _Batch:
         self.adam = _Adam(self.theta, torch.tensor([run.learning_rate for run in runs]))
         self.diverged = torch.zeros(len(runs), dtype=torch.bool)
         self.averaged = torch.tensor([run.baseline == "ema" for run in runs])
-        self.average = torch.zeros(len(runs))
+        self.average = torch.zeros(len(runs))  # the paper's: starts at 0, and nothing corrects for that
         self.critic = RegressionCritic(2, 5, shape=[len(runs)]) if self.method.critic else None
 
     def step(self, noise: Noise) -> None:
