@@ -43,7 +43,7 @@ def draw_data(seed: int, num_points: int, noise_sd: float) -> tuple[Float[Tensor
 
 def minority_share(x: Float[Tensor, " n"]) -> float:
     """Computes the share of the points with x >= 0.5, the side of the jump that has a quarter of them on average."""
-    return float((x >= 0.5).float().mean())
+    return float((x >= 0.5).double().mean())
 
 
 def draw_datasets(seeds: Iterable[int], num_points: int, noise_sd: float) -> tuple[Tensor, Tensor]:

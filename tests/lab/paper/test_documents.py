@@ -71,7 +71,7 @@ def test_documents_are_updated_from_the_latest_file(tmp_path: Path, make_results
     write_claims(tmp_path / "benchmarks/2026-01-02-claims.json", judge([], {}))
     write_claims(tmp_path / "benchmarks/2026-11-02-claims.json", judge(make_results(), studies))
     assert update_documents(tmp_path) == [tmp_path / "README.md", tmp_path / "docs/reproduction.md"]
-    assert (tmp_path / "README.md").read_text().count("| holds |") == 19  # three of them twice
+    assert (tmp_path / "README.md").read_text().count(" holds ") == 19  # three of them twice
     assert "With the moving average: (a) 100% of runs solved" in (tmp_path / "docs/reproduction.md").read_text()
     assert update_documents(tmp_path) == []
 
