@@ -37,7 +37,7 @@ def fits_pairs(proposal: Proposal, *others: Tensor) -> bool:
         and proposal.flat is None
         and not torch.compiler.is_compiling()
         and not is_batched(logits, *others)
-        and all(x.dtype in (torch.float32, torch.float64) for x in others)
+        and all(x.dtype == logits.dtype for x in others)
     )
 
 
