@@ -52,8 +52,10 @@ from support.families import FAMILIES, draw_scores
 from support.kernels import compiled_files, linear_algebra
 
 modules = [module for name, module in vars(_kernels).items() if name.startswith("_") and hasattr(module, "jit")]
-kernels = {k.__name__: k for m in [*modules, _two_columns, _pairs] for k in vars(m).values() if isinstance(k, Dispatcher)}
-assert {"solve_small", "collect", "descend", "exact_flow", "conditional_batch", "balance_pairs", "skip_pairs"} <= set(kernels)
+modules += [_two_columns, _pairs]
+kernels = {k.__name__: k for m in modules for k in vars(m).values() if isinstance(k, Dispatcher)}
+assert {"solve_small", "collect", "descend", "exact_flow", "conditional_batch"} <= set(kernels)
+assert {"balance_pairs", "skip_pairs", "matching_pairs"} <= set(kernels)
 
 def versions():
     return {(name, str(signature)) for name, kernel in kernels.items() for signature in kernel.signatures}
