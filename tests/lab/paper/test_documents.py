@@ -17,6 +17,7 @@ from fill_documents import (
     update_documents,
     verdict_table,
 )
+from store_reproduction import store
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = "Intro.\n\n<!-- begin verdicts -->\nold | table\n<!-- end verdicts -->\n\nThe end.\n"
@@ -74,6 +75,24 @@ def test_documents_are_updated_from_the_latest_file(tmp_path: Path, make_results
     assert (tmp_path / "README.md").read_text().count(" holds ") == 19  # three of them twice
     assert "With the moving average: (a) 100% of runs solved" in (tmp_path / "docs/reproduction.md").read_text()
     assert update_documents(tmp_path) == []
+
+
+def test_what_the_command_found_is_stored_under_a_date(
+    tmp_path: Path, make_results: Any, studies: dict[str, Any]
+) -> None:
+    for folder in ("docs", "benchmarks", "found/figures"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("README.md", "docs/reproduction.md", "docs/estimators.md"):
+        (tmp_path / name).write_text(DOCUMENT + "![](benchmarks/2026-01-02-reproduce.png)\n")
+    write_claims(tmp_path / "found/claims.json", judge(make_results(), studies))
+    for name in ("main", "minority"):
+        (tmp_path / f"found/figures/{name}.png").write_bytes(name.encode())
+    written = store(tmp_path / "found", "2026-11-02", tmp_path)
+    assert (tmp_path / "benchmarks/2026-11-02-reproduce.png").read_bytes() == b"main"
+    assert tmp_path / "benchmarks/2026-11-02-claims.json" in written
+    text = (tmp_path / "README.md").read_text()
+    assert "![](benchmarks/2026-11-02-reproduce.png)" in text
+    assert "| 1 | With REINFORCE" in text
 
 
 def test_seeds_solved_with_and_without_the_baseline(make_results: Any, tmp_path: Path) -> None:
