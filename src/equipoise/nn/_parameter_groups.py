@@ -17,7 +17,8 @@ def parameter_groups(model: nn.Module, lr: float, *, router_lr_scale: float = 5.
     the rate was part of what made the paper's estimator match a Switch layer.
 
     Args:
-        model: holds at least one router, in an `MoE` or by itself.
+        model: holds at least one router, in an `MoE` or by itself. A router without a gate of its own stands in the module
+            whose logits it gets, and that module's own parameters are the router's.
         lr: the learning rate of everything else.
         router_lr_scale: the routers' learning rate in units of `lr`. 1 is the paper's setting.
 
@@ -39,6 +40,9 @@ def parameter_groups(model: nn.Module, lr: float, *, router_lr_scale: float = 5.
     routers = [module for module in model.modules() if isinstance(module, Router)]
     check_has_layers("model", model, len(routers))
     of_routers = {id(parameter) for router in routers for parameter in router.parameters()}
+    for module in model.modules():
+        if any(isinstance(child, Router) and child.dim is None for child in module.children()):
+            of_routers |= {id(parameter) for parameter in module.parameters(recurse=False)}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"name": "model", "params": [p for p in trained if id(p) not in of_routers], "lr": lr},
