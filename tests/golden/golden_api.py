@@ -148,7 +148,8 @@ def ema_value(baseline: Any) -> Tensor:
 
 
 def surrogate(baseline: Any, **options: Any) -> nn.Module:
-    return eq.nn.Surrogate(baseline, **options)
+    weighted = options.pop("weighted")  # as it was called when the numbers were stored
+    return eq.nn.Surrogate(baseline, weights="all" if weighted else "none", **options)
 
 
 def routing_parts(routing: Any) -> Arrays:

@@ -120,13 +120,13 @@ def test_evaluation_keeps_to_its_own_capacity() -> None:
     assert not bool(routing.kept.all())
 
 
-@pytest.mark.parametrize("loss", ["reinforce", "gating"])
+@pytest.mark.parametrize("loss", ["reinforce", "gating", "gated-reinforce"])
 def test_evaluation_takes_the_argmax_and_is_gated_as_training_is(loss: str) -> None:
     moe = layer("gm-iw", loss=loss).eval()
     _, routing = run(moe, torch.randn(10, 6))
     assert torch.equal(routing.indices[:, 0], routing.logits.argmax(-1))
     best = routing.log_p.exp().amax(-1, keepdim=True)
-    torch.testing.assert_close(routing.scores, best if loss == "gating" else torch.ones(10, 1))
+    torch.testing.assert_close(routing.scores, torch.ones(10, 1) if loss == "reinforce" else best)
 
 
 @pytest.mark.parametrize("router", ["skip-iw", "switch", "dense", "topk", "priced"])

@@ -156,7 +156,7 @@ def test_option_that_the_router_does_not_use(router: Any, how: dict[str, Any]) -
 
 
 def test_unknown_loss_and_evaluation() -> None:
-    refused("loss must be one of 'reinforce', 'gating', got 'straight'", MoE, 4, 2, loss="straight")
+    refused("loss must be one of 'reinforce', 'gating', 'gated-reinforce', got 'straight'", MoE, 4, 2, loss="straight")
     refused("evaluation must be one of 'argmax', 'priced', got 'sampled'", MoE, 4, 2, evaluation="sampled")
 
 

@@ -308,7 +308,7 @@ def test_dense_has_the_gradient_of_the_expected_loss_only_where_the_loss_is_line
     assert linear or error > 1e-3
 
 
-@pytest.mark.parametrize("loss", ["reinforce", "gating"])
+@pytest.mark.parametrize("loss", ["reinforce", "gating", "gated-reinforce"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_strategy_rule_is_the_strategy(name: str, loss: str) -> None:
     strategy, logits = STRATEGIES[name], draw(12, seed=3)
@@ -320,14 +320,14 @@ def test_strategy_rule_is_the_strategy(name: str, loss: str) -> None:
     assert choice.indices[:, 0].tolist() == [int(z) if kept else E for z, kept in zip(s.z, s.kept, strict=True)]
     assert choice.weight is not None
     assert torch.equal(choice.weight, weight)
-    factor = logits.softmax(-1).gather(1, s.z.clamp_max(E - 1).unsqueeze(1)) if loss == "gating" else torch.ones(12, 1)
+    p = logits.softmax(-1) if loss != "reinforce" else torch.ones(12, E)
+    factor = p.gather(1, s.z.clamp_max(E - 1).unsqueeze(1))
     torch.testing.assert_close(choice.scores, torch.where(s.kept.unsqueeze(1), factor, 0.0))
-    assert choice.score_function == (loss == "reinforce")
+    assert choice.score_function == (loss != "gating")
     assert choice.sample is not None
     evaluated = ask(rule, logits, training=False)
     assert evaluated.indices[:, 0].equal(logits.argmax(-1))
-    best = logits.softmax(-1).amax(-1, keepdim=True) if loss == "gating" else torch.ones(12, 1)
-    torch.testing.assert_close(evaluated.scores, best)
+    torch.testing.assert_close(evaluated.scores, p.amax(-1, keepdim=True))
 
 
 def test_matching_strategies_report_prices_in_logit_units_and_their_gap() -> None:

@@ -68,7 +68,7 @@ def test_gating_adds_up_gated_experts(training: bool) -> None:
     torch.testing.assert_close(y, (p[..., None] * chosen).sum(1))
 
 
-@pytest.mark.parametrize("loss", ["reinforce", "gating"])
+@pytest.mark.parametrize("loss", ["reinforce", "gating", "gated-reinforce"])
 def test_evaluation_takes_the_most_probable(loss: str) -> None:
     moe = layer("skip-iw", loss=loss).eval()
     _, routing = run(moe, torch.randn(10, 6))
@@ -76,7 +76,7 @@ def test_evaluation_takes_the_most_probable(loss: str) -> None:
     assert routing.samples == ()
     priced = run(layer("skip-iw", loss=loss, evaluation="priced").eval(), torch.randn(10, 6))[1]
     gates = priced.log_p.exp().gather(1, priced.indices)
-    torch.testing.assert_close(priced.scores, gates if loss == "gating" else torch.full([10, 2], 0.5))
+    torch.testing.assert_close(priced.scores, torch.full([10, 2], 0.5) if loss == "reinforce" else gates)
 
 
 def test_capacity_is_that_of_all_rounds() -> None:
@@ -186,7 +186,7 @@ def play(played: Played, moe: MoE, x: Tensor, z: Sequence[Sequence[int]], order:
 
 
 @pytest.mark.usefixtures("_unchecked")
-@pytest.mark.parametrize("loss", ["reinforce", "gating"])
+@pytest.mark.parametrize("loss", ["reinforce", "gating", "gated-reinforce"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_layer_is_exactly_unbiased(loss: str, temperature: float) -> None:
     """Two rows, three experts, one slot a round: every draw and every order of dropping, against the exact gradient."""
@@ -216,11 +216,41 @@ def test_layer_is_exactly_unbiased(loss: str, temperature: float) -> None:
             for order in orders:
                 losses, routings = play(played, moe, x, z, order)
                 dropped += int((routings[0].weight == 0).sum())
-                objective = objective + chance / len(orders) * Surrogate(0.7)(losses, routings)
+                objective = objective + chance / len(orders) * Surrogate(0.7, weights="all")(losses, routings)
         assert (dropped > 0) == (name == "skip-iw")
         results.append(list(torch.autograd.grad(objective, list(moe.parameters()))))
     for found, wanted in zip(*results, strict=True):
         assert float((found - wanted).abs().max()) < EXACT
+
+
+@pytest.mark.usefixtures("_unchecked")
+def test_two_gated_layers_with_the_score_function_are_exactly_unbiased() -> None:
+    """One row, two layers of two experts out of three, off-policy: every draw, against the exact gradient."""
+    torch.manual_seed(4)
+    x, played = torch.randn(1, 2).double(), [Played("sample") for _ in range(2)]
+    rules = [SamplingRule(strategy, loss="gated-reinforce", top_k=2) for strategy in played]
+    how = {"hidden_dim": 2, "temperature": 0.6, "dtype": torch.float64}
+    moes = nn.ModuleList(MoE(2, EXPERTS, router=rule, **how) for rule in rules)
+    with torch.no_grad():
+        for parameter in moes.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    objective, estimate = torch.zeros(()).double(), torch.zeros(()).double()
+    for z in product(permutations(range(EXPERTS), 2), repeat=2):
+        for strategy, chosen in zip(played, z, strict=True):
+            strategy.noises = [
+                Noise(DECISIVE * nn.functional.one_hot(torch.tensor([j]), EXPERTS).double()) for j in chosen
+            ]
+        with capture(moes) as routings:
+            h = (x + moes[0](x)).tanh()
+            losses = (h + moes[1](h) - 1.0).square().sum(-1)
+        p = [routing.log_p.exp()[0] for routing in routings]
+        chances = [torch.stack([likelihood(*layer, t) for layer in zip(p, z, strict=True)]).prod() for t in (1.0, 0.6)]
+        objective = objective + chances[0] * losses.mean()
+        estimate = estimate + chances[1].detach() * Surrogate(0.7, weights="all")(losses, routings)
+    parameters = list(moes.parameters())
+    wanted = torch.autograd.grad(objective, parameters, retain_graph=True)
+    for gradient, exact in zip(torch.autograd.grad(estimate, parameters), wanted, strict=True):
+        assert float((gradient - exact).abs().max()) < EXACT
 
 
 def likelihood(p: Tensor, z: Sequence[int], temperature: float) -> Tensor:

@@ -52,9 +52,9 @@ def layer(router: str = "skip-iw", **how: object) -> MoE:
 
 
 def test_one_layer_is_reinforce_and_the_balance_losses() -> None:
-    model = layer(marginal_entropy=0.1)
+    model = layer(marginal_entropy=0.1, capacity_factor=0.7)
     losses, routings = run(model)
-    loss = Surrogate(0.5)(losses, routings)
+    loss = Surrogate(0.5, weights="all")(losses, routings)
     routing = routings[0]
     assert routing.sample is not None
     torch.testing.assert_close(routing.weight, importance_weight(routing.log_p, routing.sample))
@@ -67,14 +67,16 @@ def test_one_layer_is_reinforce_and_the_balance_losses() -> None:
     )
 
 
+@pytest.mark.parametrize("weights", ["router", "all", "none"])
 @pytest.mark.parametrize("credit", ["token", "sequence", "batch"])
-def test_two_layers_against_the_formula(credit: str) -> None:
-    model = nn.Sequential(layer(capacity_factor=0.7), layer("gm-iw", temperature=2.0))
+def test_two_layers_against_the_formula(credit: str, weights: str) -> None:
+    model = nn.Sequential(layer(capacity_factor=0.7), layer("gm-iw", temperature=2.0, loss="gated-reinforce"))
     losses, routings = run(model)
     b = torch.linspace(-1, 1, 16).reshape(2, 8)
-    loss = Surrogate(credit=credit)(losses, routings, baseline=b)
-    weight = routings[0].weight * routings[1].weight
-    assert bool((weight == 0).any())
+    loss = Surrogate(credit=credit, weights=weights)(losses, routings, baseline=b)
+    product = routings[0].weight * routings[1].weight
+    assert bool((product == 0).any())
+    weight = product if weights == "all" else torch.ones(16)
     advantage = weight.reshape(2, 8) * (losses - b).detach()
     wanted = (weight * losses.flatten()).mean() + sum(sum(layer.balance_losses.values()) for layer in routings)
     for i in range(2):
@@ -84,7 +86,8 @@ def test_two_layers_against_the_formula(credit: str) -> None:
                 assert routing.sample is not None
                 row = 8 * i + t
                 log_p_z = routing.log_p[row, routing.sample.z[row]]
-                wanted = wanted + credit_of[credit] / 16 * (log_p_z - log_p_z.detach())
+                own = routing.weight[row] if weights == "router" else 1.0
+                wanted = wanted + own * credit_of[credit] / 16 * (log_p_z - log_p_z.detach())
     torch.testing.assert_close(loss, wanted)
     parameters = list(model.parameters())
     torch.testing.assert_close(
@@ -104,14 +107,16 @@ def test_routers_that_learn_through_the_loss(router: str) -> None:
 
 
 def test_gating_has_weights_and_no_score_function() -> None:
-    losses, routings = run(layer(loss="gating", marginal_entropy=0.0))
-    torch.testing.assert_close(Surrogate()(losses, routings), (routings[0].weight * losses.flatten()).mean())
+    losses, routings = run(layer(loss="gating", marginal_entropy=0.0, capacity_factor=0.7))
+    wanted = (routings[0].weight * losses.flatten()).mean()
+    torch.testing.assert_close(Surrogate(weights="all")(losses, routings), wanted)
 
 
-def test_without_weights_dropped_tokens_count() -> None:
+@pytest.mark.parametrize("weights", ["router", "none"])
+def test_without_weights_on_the_losses_dropped_tokens_count(weights: str) -> None:
     losses, routings = run(layer(capacity_factor=0.5, marginal_entropy=0.0))
     assert not bool(routings[0].kept.all())
-    torch.testing.assert_close(Surrogate(weighted=False)(losses, routings), losses.mean())
+    torch.testing.assert_close(Surrogate(weights=weights)(losses, routings), losses.mean())
 
 
 def test_rows_that_do_not_count_may_hold_anything() -> None:
@@ -169,12 +174,12 @@ def test_no_tokens() -> None:
 
 
 def test_the_average_reads_first_and_moves_on_afterwards() -> None:
-    surrogate, wanted = Surrogate(), EMABaseline()
+    surrogate, wanted = Surrogate(weights="all"), EMABaseline()
     for _ in range(3):
         losses, routings = run(layer(capacity_factor=0.7))
         assert routings[0].sample is not None
         found = surrogate(losses, routings)
-        fixed = Surrogate(float(wanted.value))(*run(layer(capacity_factor=0.7)))
+        fixed = Surrogate(float(wanted.value), weights="all")(*run(layer(capacity_factor=0.7)))
         torch.testing.assert_close(found, fixed)
         wanted.update(losses.detach().flatten(), routings[0].sample)
         torch.testing.assert_close(surrogate.baseline.value, wanted.value)
@@ -279,6 +284,8 @@ def test_bad_arguments() -> None:
     losses, routings = run(layer())
     with pytest.raises(ValueError, match=r"credit must be one of 'token', 'sequence', 'batch', got 'all'"):
         Surrogate(credit="all")
+    with pytest.raises(ValueError, match=r"weights must be one of 'router', 'all', 'none', got 'some'"):
+        Surrogate(weights="some")
     with pytest.raises(ValueError, match=r"residual must be given with a ResidualBaseline"):
         Surrogate(ResidualBaseline())(losses, routings)
     with pytest.raises(ValueError, match=r"residual must come with a ResidualBaseline"):
@@ -359,7 +366,7 @@ def _all_to(expert: int, logits: Tensor, request: RouteRequest):
 
 def judgement(router: str, **how: object):
     model, x, exact = audited(router, **how)
-    surrogate = Surrogate(0.5)
+    surrogate = Surrogate(0.5, weights="all")
     parameters = [model.router.weight, *model.experts.parameters()]
     collector, draws = Collector(exact), []
     for _ in range(DRAWS):

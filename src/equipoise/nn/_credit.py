@@ -13,6 +13,7 @@ from torch import Tensor
 from equipoise.nn._routing import Routing
 
 CREDITS = ("token", "sequence", "batch")
+WEIGHTS = ("router", "all", "none")
 
 
 def counted_rows(mask: Bool[Tensor, " T"] | None, routings: Sequence[Routing]) -> Bool[Tensor, " T"] | None:
@@ -50,10 +51,10 @@ def product_weight(routings: Sequence[Routing], dtype: torch.dtype) -> Float[Ten
 
 @torch.no_grad()
 def credited(advantage: Float[Tensor, " T"], shape: Sequence[int], credit: str) -> Float[Tensor, " T"]:
-    """Adds up, for each row, the weighted advantages that its decisions answer for.
+    """Adds up, for each row, the advantages that its decisions answer for.
 
     Args:
-        advantage: W_i (f_i - b_i).
+        advantage: f_i - b_i, times W_i where all terms carry weights.
         shape: of the tokens; the last axis is the position in a sequence.
         credit: "token": its own; "sequence": its own and those after it in its sequence; "batch": all.
 

@@ -36,7 +36,8 @@ class RoutingOptions(TypedDict, total=False):
         evaluation: "argmax", the default: each row takes its most probable expert (`topk`, `hash`, `loss-free`,
             `priced` and `dense` do what they do in training). "priced": the largest logit minus a running average of
             the exact prices, which stays near balance and needs no batch.
-        loss: of strategies, "reinforce", the default, or "gating"; the others are gated.
+        loss: of strategies, how the router learns, see `SamplingRule`: "reinforce", the default, by the score function;
+            "gating", through its gate, which multiplies the outputs; "gated-reinforce", by both. The others are gated.
         temperature: of strategies, 1 by default: a number; a function of the number of updates so far, such as
             `LinearSchedule`; or "auto", which keeps the effective sample size above a target by what past batches
             showed, see `AutoProposal`.

@@ -20,28 +20,37 @@ from equipoise.nn._rules import RouteRequest, at_experts
 from equipoise.nn._selection import choose_top
 from equipoise.sampling import Sample, sample_rounds
 
-LOSSES = ("reinforce", "gating")
+LOSSES = ("reinforce", "gating", "gated-reinforce")
 
 
 class SamplingRule:
     r"""Samples experts for each row, with the weight that corrects for how they were sampled.
 
-    In training z comes from the strategy and w_i is its weight. With `loss="reinforce"` an expert's output is used as
-    it is, and the router learns by the score function; with `loss="gating"` it is multiplied by p(z_i), through which
-    the router learns (section 3.1 of the paper). Rows beyond the capacity have no expert, and weight 0. In evaluation
-    each row takes the expert of largest probability, without noise, gated if training is.
+    In training z comes from the strategy and w_i is its weight. `loss` says whether an expert's output is multiplied by
+    its gate p(z_i), and how the router learns:
 
-    With `top_k` = K above 1 a row draws K different experts, in K rounds (see `sample_rounds`), and its weight is the
-    product over rounds. The layer's output for row i, and the gradient that the weights make unbiased, are
+    ===================  ==========================  ==========================================================
+    `loss`               output of row i             gradient that the weights make unbiased (`weights="all"`)
+    ===================  ==========================  ==========================================================
+    "reinforce"          (1/K) sum_r e_z(x_i)        grad E_p[f_i]: the score function
+    "gating"             sum_r p(z) e_z(x_i)         E_p[grad f_i], through the gates (section 3.1 of the paper)
+    "gated-reinforce"    sum_r p(z) e_z(x_i)         grad E_p[f_i]: the gates and the score function together
+    ===================  ==========================  ==========================================================
+
+    "gating" leaves out that p also decides which experts are drawn. "gated-reinforce" is eq. (2) of the paper for an f
+    that depends on the router through the gates: the exact gradient of the gated model,
 
     .. math::
-        \text{reinforce:} \quad y_i = \frac{1}{K} \sum_r e_{z_i^r}(x_i), \quad
-        \nabla \text{E}_p[f_i], \qquad
-        \text{gating:} \quad y_i = \sum_r p(z_i^r) e_{z_i^r}(x_i), \quad \text{E}_p[\nabla f_i],
+        \nabla \text{E}_p[f_i] = \text{E}_p\left[ (f_i - b) \nabla \log p(z_i) + \nabla f_i \right].
 
-    with the experts from the Plackett-Luce distribution of p, and p(z) in the gates the full softmax at temperature 1,
-    not renormalised over the K: with one expert it is the paper's gate. In evaluation a row takes its K most probable
-    experts, with the same factors. A row that one round dropped has weight 0, and keeps the experts of other rounds.
+    Rows beyond the capacity have no expert, and weight 0. In evaluation each row takes the expert of largest
+    probability, without noise, gated if training is.
+
+    With `top_k` = K above 1 a row draws K different experts, in K rounds r (see `sample_rounds`), from the
+    Plackett-Luce distribution of p, and its weight is the product over rounds. p(z) in the gates is the full softmax at
+    temperature 1, not renormalised over the K: with one expert it is the paper's gate. In evaluation a row takes its K
+    most probable experts, with the same factors. A row that one round dropped has weight 0, and keeps the experts of
+    other rounds.
 
     Example:
         >>> from equipoise.estimators import STRATEGIES
@@ -66,7 +75,7 @@ class SamplingRule:
 
         Args:
             strategy: a row of `equipoise.STRATEGIES`, or any object that meets `equipoise.Strategy`.
-            loss: "reinforce" or "gating".
+            loss: "reinforce", "gating" or "gated-reinforce".
             sinkhorn_first: balance the proposal in expectation before sampling.
             importance: whether the ratio p/q is part of the weights.
             top_k: K.
@@ -74,7 +83,8 @@ class SamplingRule:
         check_at_least("top_k", top_k, 1)
         check_one_of("loss", loss, LOSSES)
         self.strategy = check_strategy(strategy)
-        self.gated = loss == "gating"
+        self.loss = loss
+        self.gated = loss != "reinforce"
         self.sinkhorn_first = sinkhorn_first
         self.importance = importance
         self.top_k = top_k
@@ -109,7 +119,7 @@ class SamplingRule:
             prices=_in_logit_units(s, request.temperature),
             gap=s.total_gap,
             capacity=request.capacity,
-            score_function=not self.gated,
+            score_function=self.loss != "gating",
             exactly_balanced=drops_none and capacity * num_experts == rows,
         )
 
@@ -150,8 +160,7 @@ class SamplingRule:
 
     def _settings(self) -> dict[str, Any]:
         """Returns the keywords that build this rule again."""
-        loss = "gating" if self.gated else "reinforce"
-        how = {"loss": loss, "sinkhorn_first": self.sinkhorn_first, "importance": self.importance}
+        how = {"loss": self.loss, "sinkhorn_first": self.sinkhorn_first, "importance": self.importance}
         return {**how, "top_k": self.top_k}
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from equipoise._core import check_critic, check_floating, check_mask, check_one_of
 from equipoise.estimators import EMABaseline, expected_critic, score_function
 from equipoise.nn._capture import Emission
-from equipoise.nn._credit import CREDITS, counted_rows, credited, product_weight
+from equipoise.nn._credit import CREDITS, WEIGHTS, counted_rows, credited, product_weight
 from equipoise.nn._graph import missing_outputs
 from equipoise.nn._layer_baselines import Baseline, LayerBaselines, Residual, pair_baselines, read_baselines
 from equipoise.nn._recompute import Pending, expect
@@ -36,43 +36,69 @@ _CHECKED_CALLS = 3
 class Surrogate(nn.Module):
     r"""Turns token losses and captured routings into the loss to call backward on.
 
-    With f_i the loss of token i, w_i^l its weight in layer l, W_i = prod_l w_i^l, z_i^l the expert it drew there (or
-    its K experts, in order), and C_i the tokens that its decisions answer for (`credit`), the gradient is
+    With f_i the loss of token i, z_i^l the expert it drew in layer l (or its K experts, in order), and C_i the tokens
+    that its decisions answer for (`credit`), the gradient and the value are
 
     .. math::
-        \frac{1}{n} \sum_i \Big[ W_i \nabla f_i
-        + \sum_l \Big( \sum_{m \in C_i} W_m (f_m - b_m^l) \Big) \nabla \log p(z_i^l) \Big] + \sum_l \nabla B_l,
-        \qquad \text{value} = \frac{1}{n} \sum_i W_i f_i + \sum_l B_l,
+        \frac{1}{n} \sum_i \Big[ V_i \nabla f_i
+        + \sum_l \Big( \sum_{m \in C_i} U_{im}^l (f_m - b_m^l) \Big) \nabla \log p(z_i^l) \Big] + \sum_l \nabla B_l,
+        \qquad \frac{1}{n} \sum_i V_i f_i + \sum_l B_l.
 
-    over the layers that learn by the score function, with B_l the balance losses of layer l. C_i is {i} for credit
-    "token", i and the tokens after it in its sequence for "sequence", all tokens for "batch". Other layers (gated ones)
-    learn through f alone: for them the gradient is that of the value, whatever bias their router has.
+    The second term is there for the layers that learn by the score function; layers that are gated learn through f as
+    well, or through f alone. B_l are the balance losses of layer l. C_i is {i} for credit "token", i and the tokens
+    after it in its sequence for "sequence", all tokens for "batch".
 
-    Approximates: the gradient of J = E[(1/n) sum_i f_i]. Which J, and when exactly (each line is tested against
-    enumeration; B_l are left aside: a balance loss is differentiated for the batch as it was routed):
+    `weights` says which terms carry the weights w_i^l of the layers' samples (importance weights, and what makes up for
+    dropped tokens), with W_i = prod_l w_i^l:
 
-    - One layer; f_i depends on no other token's expert. J is the loss with every z_i drawn from the router and no token
-      dropped. Unbiased with routers `sample`, `skip-iw` and `gm-iw` and what is made of them by mixing and averaging,
-      at any temperature, with any number of experts a token; biased with `skip`, `gm` and `gm-sh`, which are so by
-      themselves.
-    - Several layers, all token-wise (f_i depends on the experts of token i alone, in all layers). J is the same, with
-      z_i^l from the router of layer l given what layers before it did. Unbiased with the same routers. It takes the
-      product W_i in every layer's term: with w_i^l alone it is biased.
-    - Skipping in several layers. A token that one layer drops has W_i = 0, and no layer learns from it, though the
-      residual carries it to the output; what is left has larger weights. J is still that of the model that drops
-      nothing, and the variance grows: a fraction d dropped in each of L layers leaves (1 - d)^L.
+    =========  =====  =======  ===================================================================================
+    `weights`  V_i    U_im^l   what the estimate is
+    =========  =====  =======  ===================================================================================
+    "router"   1      w_i^l    Shared parameters: the model as run. A router: each decision as if drawn from it.
+    "all"      W_i    W_m      The paper's: everything as if experts were drawn from the router and nobody dropped.
+    "none"     1      1        The model as run, if what is drawn comes from the router (temperature 1, no balancing).
+    =========  =====  =======  ===================================================================================
+
+    With weights on all terms every shared parameter pays, in variance, for the router's correction, and a token that
+    one of many layers drops teaches nothing. With "none" a router under Gumbel-Matching learns from draws that are not
+    its own, and collapses. So "router" is the default.
+
+    Unbiased for (each line is tested against enumeration; B_l are left aside: a balance loss is differentiated for the
+    batch as it was routed):
+
+    - **"router"**, with `sample`, `skip-iw`, `gm-iw` and what is made of them, at any temperature, under attention too:
+      E[(1/n) sum_i grad f_i] of the model as run, its draws held fixed, plus, for each layer l and token i, the exact
+
+      .. math::
+          \frac{1}{n} \text{E} \Big[ \sum_j \nabla p(j \mid x_i^l) \,
+          \text{E} \big[ \textstyle\sum_{m \in C_i} f_m \mid z_i^l = j \text{, kept} \big] \Big]:
+
+      what this one decision does to the losses it answers for, if it is drawn from the router and carried out, while
+      all other decisions are made as they are in training. For one layer whose tokens do not see each other that is the
+      gradient of the paper's objective (next line) for the router, and that of the model as run for the experts. With
+      `sample` at temperature 1 all w are 1, and the three values of `weights` agree.
+    - **"all"**, one layer; f_i depends on no other token's expert. J = E[(1/n) sum_i f_i] with every z_i drawn from the
+      router and no token dropped, for all parameters. With the same routers at any temperature, with any number of
+      experts a token; biased with `skip`, `gm` and `gm-sh`, which are so by themselves.
+    - **"all"**, several layers, all token-wise (f_i depends on the experts of token i alone, in all layers): the same
+      J, with z_i^l from the router of layer l given what layers before it did. It takes the product W_i in every layer's
+      term: with w_i^l alone it is biased. A token that one layer drops has W_i = 0, and no layer learns from it, though
+      the residual carries it to the output: a fraction d dropped in each of L layers leaves (1 - d)^L.
     - Attention, where z_i moves the losses of later tokens. Credit "token" is biased: it leaves those out. Credit
-      "sequence" is unbiased with `sample` at temperature 1 (all W = 1), if attention is causal and sequences do not
+      "sequence" is unbiased with `sample` at temperature 1 (all w = 1), if attention is causal and sequences do not
       see each other; J is the loss of the model as run. If attention looks ahead, credit "batch" is.
     - Attention and dropping. A token's expert also moves tokens that it crowds out, anywhere in the batch. With `skip`
-      or `skip-iw` at temperature 1 and credit "batch", `weighted=False` is unbiased for the loss of the model as run,
-      tokens dropped and all; `weighted=True` with `skip-iw` for (1/n) sum_i E_i[f_i], where E_i is the model as run
-      under the condition that every layer keeps token i itself (kept sets drawn uniformly among those with i). Credit
-      "sequence" leaves crowding out of account; its bias goes away as fewer tokens are dropped. Neither J is that of
-      the model that drops nothing: weights correct what happens to a token, not what happens to its context.
-    - Attention at another temperature, with Sinkhorn first, or with Gumbel-Matching (`gm-iw`): unbiased for nothing in
-      closed form. The context is drawn from q, and W_i corrects token i's own draws alone. Weights that correct the
-      context are products over all of its tokens, and useless at any length.
+      or `skip-iw` at temperature 1 and credit "batch", **"none"** is unbiased for the loss of the model as run, tokens
+      dropped and all; **"all"** with `skip-iw` for (1/n) sum_i E_i[f_i], where E_i is the model as run under the
+      condition that every layer keeps token i itself (kept sets drawn uniformly among those with i). Credit "sequence"
+      leaves crowding out of account; its bias goes away as fewer tokens are dropped. Neither J is that of the model
+      that drops nothing: weights correct what happens to a token, not what happens to its context.
+    - Attention with **"all"** at another temperature, with Sinkhorn first, or with Gumbel-Matching (`gm-iw`): unbiased
+      for no J in closed form. The context is drawn from q, and W_i corrects token i's own draws alone. Weights that
+      correct the context are products over all of its tokens, and useless at any length.
+
+    With `loss="gated-reinforce"` f depends on the router through its gates, and all of the above holds for the gated
+    model. With `loss="gating"` there is no second term, and the estimate is E[grad f] of the first.
 
     Requires: b_i^l that does not depend on any z of layer l or a layer after it. With one baseline for all layers that
     is: on any z. A statistic of past batches does not; a statistic of this batch does, see `leave_one_out_baseline`.
@@ -101,7 +127,7 @@ class Surrogate(nn.Module):
         baseline: Baseline | Sequence[Baseline] | None = None,
         credit: str = "token",
         *,
-        weighted: bool = True,
+        weights: str = "router",
     ) -> None:
         """Sets up the surrogate.
 
@@ -112,13 +138,14 @@ class Surrogate(nn.Module):
                 training mode with gradients enabled. Not a mean over the batch in hand: under a capacity that is
                 biased, and nothing in a tensor tells that it is one; see `equipoise.reinforce`.
             credit: "token", "sequence" or "batch".
-            weighted: whether losses are weighted by W; False: all W are 1 (0 for masked rows), and dropped tokens
-                count with the loss that they have.
+            weights: which terms carry weights: "router", "all" or "none". Except with "all", dropped tokens count with
+                the loss that they have.
         """
         super().__init__()
         check_one_of("credit", credit, CREDITS)
+        check_one_of("weights", weights, WEIGHTS)
         self.credit = credit
-        self.weighted = weighted
+        self.weights = weights
         listed = isinstance(baseline, Sequence)
         self.baseline: Any = EMABaseline() if baseline is None else LayerBaselines(baseline) if listed else baseline
         self._calls = 0
@@ -169,7 +196,7 @@ class Surrogate(nn.Module):
 
         losses = token_losses.reshape(-1).to(torch.promote_types(token_losses.dtype, torch.float32))
         counted = counted_rows(None if mask is None else mask.reshape(-1), routings)
-        weight = product_weight(routings, losses.dtype) if self.weighted else torch.ones_like(losses)
+        weight = product_weight(routings, losses.dtype) if self.weights == "all" else torch.ones_like(losses)
         if counted is not None:
             weight = torch.where(counted, weight, 0.0)
         n: Any = max(losses.shape[0], 1) if counted is None else counted.sum().clamp_min(1)
@@ -191,7 +218,10 @@ class Surrogate(nn.Module):
             return credited(advantage, shape, self.credit) / n
 
         credits = [credit(b) for b in baselines]
-        return _with_routers(value, credits if len(credits) > 1 else credits * len(emissions), routings, emissions)
+        credits = credits if len(credits) > 1 else credits * len(emissions)
+        if self.weights == "router":
+            credits = [c * layer.weight for c, layer in zip(credits, routings, strict=True)]
+        return _with_routers(value, credits, routings, emissions)
 
     def _check_same_forward(self, token_losses: Tensor, names: list[str], emissions: Sequence[Emission]) -> None:
         """Walks the graph in the first calls, and in those whose number is a power of two."""
@@ -214,7 +244,7 @@ class Surrogate(nn.Module):
 
     def extra_repr(self) -> str:
         """Shows the settings."""
-        return f"credit={self.credit!r}, weighted={self.weighted}"
+        return f"credit={self.credit!r}, weights={self.weights!r}"
 
 
 def _with_routers(

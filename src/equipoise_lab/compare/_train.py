@@ -101,7 +101,7 @@ class _Learner:
         self.run, self.task = run, task
         self.learns = CONTENDERS[run.contender].learns
         self.layer = build_layer(run, recipe, task)
-        self.surrogate = Surrogate()
+        self.surrogate = Surrogate(weights="all")
         self.noise = torch.Generator().manual_seed(_NOISE + run.seed)
         # One label less than there are: the intercept stands for the last.
         self.critic = RegressionCritic(recipe.num_experts, task.num_classes - 1, decay=_DECAY)
