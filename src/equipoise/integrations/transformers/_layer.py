@@ -105,21 +105,24 @@ class RoutedGate(nn.Module):
             token_ids=layer.rows.ids(shape),
         )
         layer.routing = routing if layer.decide is None else layer.decide(routing)
-        return logits, layer.routing.scores.to(native_scores.dtype), self._for_experts(layer.routing)
+        return logits, layer.routing.scores.to(native_scores.dtype), self._for_experts(layer)
 
     @property
     def router(self) -> Router:
         """The router."""
         return self._modules[ROUTER]  # pyright: ignore[reportReturnType]
 
-    def _for_experts(self, routing: Routing) -> Tensor:
+    def _for_experts(self, layer: Layer) -> Tensor:
         """Returns the indices, without "no expert" where the experts' implementation has no such index."""
-        implementation = self.__dict__["experts_config"]._experts_implementation
-        if (routing.capacity is None and routing.mask is None) or implementation in TAKE_NO_EXPERT:
-            return routing.indices
+        routing = layer.routing
+        assert routing is not None
+        indices, num_experts = routing.indices, routing.num_experts
+        complete = routing.capacity is None and routing.mask is None and layer.decide is None  # nothing can be dropped
+        if complete or self.__dict__["experts_config"]._experts_implementation in TAKE_NO_EXPERT:
+            return indices
         # The factor is 0, so any expert will do. In turn, so that none of them gets all.
-        some = torch.arange(routing.indices.numel(), device=routing.indices.device) % routing.num_experts
-        return torch.where(routing.indices < routing.num_experts, routing.indices, some.view_as(routing.indices))
+        some = torch.arange(indices.numel(), device=indices.device) % num_experts
+        return torch.where(indices < num_experts, indices, some.view_as(indices))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles by the native class: this one has no place in a module."""
@@ -171,6 +174,11 @@ class RoutedBlock(RoutingSource):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles by the native class: this one has no place in a module."""
         return _rebuild, (RoutedBlock, self.native), self.__dict__.copy()
+
+
+def routed_blocks(model: nn.Module) -> list[tuple[str, RoutedBlock]]:
+    """Returns the layers with routers of ours, by name."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, RoutedBlock)]
 
 
 @functools.cache

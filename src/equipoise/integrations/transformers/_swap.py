@@ -86,7 +86,7 @@ def swap_routers(
         gate = layer.gate
         new.scoring = gate.router.scoring if isinstance(gate, RoutedGate) else find_scoring(layer)
         made.append((layer, new.train(layer.gate.training)))
-    _restore([layer for layer in chosen if isinstance(layer.block, RoutedBlock)])
+    _restore([layer for layer in chosen if isinstance(layer.block, RoutedBlock)], to_native=False)
     rows = _rows_of(model)
     for layer, new in made:
         _install(layer, new, Layer(rows))
@@ -110,7 +110,7 @@ def restore_routers(model: nn.Module) -> list[str]:
         RoutingWarning: what is lost: prices that the architecture has no place for, factors of 1/K, a token prior.
     """
     layers = [layer for layer in find_layers(model) if isinstance(layer.block, RoutedBlock)]
-    _restore(layers)
+    _restore(layers, to_native=True)
     handle = model.__dict__.pop(_HOOK, None)
     if handle is not None:
         handle[1].remove()
@@ -174,11 +174,11 @@ def _install(layer: FoundLayer, router: Router, shared: Layer) -> None:
     experts.__dict__["_is_expert_parallel"] = True  # which only means: index E is "no expert"
 
 
-def _restore(layers: list[FoundLayer]) -> None:
+def _restore(layers: list[FoundLayer], *, to_native: bool) -> None:
     """Makes blocks and gates native, keeping prices where there is a place for them, and says what is lost."""
     lost: dict[str, list[str]] = {}
     for layer in layers:
-        for what in _keep_prices(layer):
+        for what in [*_keep_prices(layer), *(_other_losses(layer) if to_native else [])]:
             lost.setdefault(what, []).append(layer.name)
         _uninstall(layer)
     for what, names in lost.items():
@@ -200,19 +200,24 @@ def _uninstall(layer: FoundLayer) -> None:
 
 @torch.no_grad()
 def _keep_prices(layer: FoundLayer) -> list[str]:
-    """Moves prices into the correction bias; returns what the native gate has no place for."""
+    """Moves prices into the correction bias; where there is none, returns that they are lost."""
+    assert isinstance(layer.gate, RoutedGate)
+    prices = _learnt_prices(layer.gate.router)
+    bias: Tensor | None = getattr(layer.gate, CORRECTION_BIAS, None)
+    if prices is None or not bool((prices != 0).any()):
+        return []
+    if bias is not None:
+        bias -= prices.to(bias)
+        return []
+    return [
+        "the prices they had learnt: the architecture has no correction bias, so rows go to the largest logits, less evenly"
+    ]
+
+
+def _other_losses(layer: FoundLayer) -> list[str]:
+    """Returns what else the native gate has no place for."""
     assert isinstance(layer.gate, RoutedGate)
     router, lost = layer.gate.router, list[str]()
-    prices = learnt_prices(router)
-    bias: Tensor | None = getattr(layer.gate, CORRECTION_BIAS, None)
-    if prices is not None and bool((prices != 0).any()):
-        if bias is None:
-            lost.append(
-                "the prices they had learnt: the architecture has no correction bias, so rows go to the largest logits, "
-                "less evenly"
-            )
-        else:
-            bias -= prices.to(bias)
     if not router.traits.gated:
         lost.append("factors of 1/K: native gates multiply outputs by their scores; loss='gating' trains for that")
     if any(True for _ in router.parameters()):
@@ -220,7 +225,7 @@ def _keep_prices(layer: FoundLayer) -> list[str]:
     return lost
 
 
-def learnt_prices(router: Router) -> Tensor | None:
+def _learnt_prices(router: Router) -> Tensor | None:
     """Returns what a router subtracts from what it compares in evaluation; None if it has nothing to subtract."""
     if router.average is not None:
         return router.average.prices
