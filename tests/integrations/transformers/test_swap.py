@@ -102,7 +102,7 @@ def test_some_layers_by_number_or_pattern():
 def test_prices_move_into_the_correction_bias_when_swapped_twice():
     model, ids = tiny_model("deepseek-v3"), tokens()
     swap_routers(model, "priced")
-    _learn_prices(model, ids)
+    _learn_prices(model, tokens(seed=1))  # exact prices tie some rows of the batch that they were solved for
     before = logits(model, ids)
     swap_routers(model, "topk")
     torch.testing.assert_close(logits(model, ids), before, rtol=0, atol=1e-5)
@@ -174,7 +174,7 @@ def test_padding_takes_no_expert_in_training_and_changes_nothing_in_evaluation()
     attended[1, 8:] = 0
     before = logits(model, ids, attention_mask=attended)
     swap_routers(model, "topk")
-    assert torch.equal(logits(model, ids, attention_mask=attended), before)
+    torch.testing.assert_close(logits(model, ids, attention_mask=attended), before, rtol=0, atol=1e-5)
     with eq.nn.capture(model.train()) as routings:
         model(input_ids=ids, attention_mask=attended)
     for routing in routings:
