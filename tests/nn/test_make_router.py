@@ -93,7 +93,7 @@ def test_a_strategy_that_is_none_is_refused() -> None:
 
 @pytest.mark.parametrize("build", [MoE, lambda *sizes, **how: make_router("skip-iw", *sizes, **how)])
 def test_an_unknown_option_lists_the_known_ones(build: Any) -> None:
-    message = r"options must be among .*capacity_factor, .* evaluation, .* z_loss, got 'temprature': did you mean temp"
+    message = r"must be among .*capacity_factor, .* evaluation, .* token_prior, got 'temprature': did you mean temp"
     with pytest.raises(TypeError, match=message):
         build(4, 3, temprature=2.0)
     with pytest.raises(TypeError, match="got 'draws': use one of these"):

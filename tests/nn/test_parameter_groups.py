@@ -26,10 +26,20 @@ def test_every_parameter_is_in_one_group() -> None:
 @pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.AdamW])
 def test_an_optimiser_takes_them(optimiser) -> None:
     net = model()
-    optimizer = optimiser(parameter_groups(net, 1e-2))
-    assert [group["lr"] for group in optimizer.param_groups] == [1e-2, pytest.approx(5e-2)]
+    optimizer = optimiser(parameter_groups(net, 1e-2, router_lr_scale=2.0))
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-2, pytest.approx(2e-2)]
     net[1](torch.randn(8, 4)).sum().backward()
     optimizer.step()
+
+
+def test_tables_of_token_priors_do_not_decay() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), MoE(4, 2, token_prior=10))
+    rest, routers, priors = parameter_groups(net, 1e-2, router_lr_scale=2.0)
+    assert priors["params"] == [net[1].router.prior.weight]
+    assert (priors["name"], priors["lr"], priors["weight_decay"]) == ("token-priors", 2e-2, 0.0)
+    assert routers["params"] == [net[1].router.weight]
+    assert "weight_decay" not in rest
+    assert "weight_decay" not in routers
 
 
 def test_frozen_and_shared_parameters() -> None:

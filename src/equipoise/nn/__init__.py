@@ -30,6 +30,7 @@ from equipoise.nn._scoring import Scoring as Scoring
 from equipoise.nn._selection import choose as choose
 from equipoise.nn._selection import choose_top as choose_top
 from equipoise.nn._surrogate import Surrogate as Surrogate
+from equipoise.nn._token_prior import TokenPrior as TokenPrior
 
 __all__ = [
     "CosineSchedule",
@@ -54,6 +55,7 @@ __all__ = [
     "SamplingRule",
     "Scoring",
     "Surrogate",
+    "TokenPrior",
     "capture",
     "choose",
     "choose_top",

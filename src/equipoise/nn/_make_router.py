@@ -20,12 +20,14 @@ from equipoise.nn._router_checks import (
     check_priceable,
     check_router_size,
     check_target,
+    check_token_prior,
     check_unused,
     check_weighable,
 )
 from equipoise.nn._routers import ROUTERS, find_router
 from equipoise.nn._rules import RoutingRule, rule_traits
 from equipoise.nn._schedules import Schedule
+from equipoise.nn._token_prior import TokenPrior
 
 
 class RoutingOptions(TypedDict, total=False):
@@ -51,6 +53,8 @@ class RoutingOptions(TypedDict, total=False):
         balance_loss: weight of the balance loss; None, the default: the router's.
         marginal_entropy: weight of the marginal-entropy loss; None, the default: the router's. The paper's setting: 0.
         z_loss: weight of the z-loss, 0 by default.
+        token_prior: a `TokenPrior`, or the size of the vocabulary: a learnt table by token id that is added to the
+            logits and starts at a hash. The layer then needs `token_ids`. None, the default: no table.
     """
 
     eval_capacity_factor: float | None
@@ -65,6 +69,7 @@ class RoutingOptions(TypedDict, total=False):
     balance_loss: float | None
     marginal_entropy: float | None
     z_loss: float
+    token_prior: TokenPrior | int | None
 
 
 # What a router may have no use for, which is then an error.
@@ -145,6 +150,7 @@ def make_router(
         eps=of_rule["eps"] if row is None or of_rule["eps"] == "auto" else None,  # a number is in the rule
         target_sample_size=of_rule["target_sample_size"],
         loss_weights=_complete_weights(row, num_experts, options),
+        token_prior=options.get("token_prior"),
         device=device,
         dtype=dtype,
     )
@@ -205,6 +211,7 @@ def _check_named(
     check_capacity_factor("capacity_factor", capacity_factor, holds_all=holds_all)
     check_no_limit("eval_capacity_factor", options.get("eval_capacity_factor"), row.name == "dense")
     check_priceable(options.get("evaluation", "argmax"), row.name, row.inert)
+    check_token_prior(row.name, options.get("token_prior"), row.inert)
 
 
 def _check_own_rule(rule: RoutingRule, options: Mapping[str, Any]) -> None:

@@ -102,7 +102,8 @@ class MoE(RoutingSource):
             device: of the parameters.
             dtype: of the parameters.
             routing: options of the router, see `RoutingOptions`: eval_capacity_factor, evaluation, loss, temperature,
-                eps, solves, target_sample_size, sinkhorn_first, importance, balance_loss, marginal_entropy, z_loss.
+                eps, solves, target_sample_size, sinkhorn_first, importance, balance_loss, marginal_entropy, z_loss,
+                token_prior.
         """
         super().__init__()
         check_known_options(routing, MoE.__init__)
@@ -135,7 +136,7 @@ class MoE(RoutingSource):
         Args:
             x: the rows.
             mask: False for rows that take no expert (padding).
-            token_ids: integers, for the router `hash`.
+            token_ids: integers, for the router `hash`, and for routers with a `token_prior`, which need them.
             generator: where randomness comes from; None is torch's global stream. `torch.compile` and activation
                 checkpointing need None.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning rates: a router learns from a noisier and smaller gradient than the rest of the model."""
+"""Learning rates and weight decay: routers may have a rate of their own, and tables of token priors do not decay."""
 
 from typing import Any
 
@@ -10,30 +10,29 @@ from equipoise.nn._router import Router
 from equipoise.nn._surrogate_checks import check_has_layers
 
 
-def parameter_groups(model: nn.Module, lr: float, *, router_lr_scale: float = 5.0) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, lr: float, *, router_lr_scale: float = 1.0) -> list[dict[str, Any]]:
     """Splits a model's parameters into those of routers, with a learning rate of their own, and the rest.
-
-    A router at the model's learning rate lags behind its experts; in a pilot on a byte-level language model, 5 times
-    the rate was part of what made the paper's estimator match a Switch layer.
 
     Args:
         model: holds at least one router, in an `MoE` or by itself. A router without a gate of its own stands in the module
             whose logits it gets, and that module's own parameters are the router's.
         lr: the learning rate of everything else.
-        router_lr_scale: the routers' learning rate in units of `lr`. 1 is the paper's setting.
+        router_lr_scale: the routers' learning rate in units of `lr`.
 
     Returns:
-        Two groups for any optimiser, in the order of `model.parameters()`: the rest, then the routers. Parameters that
-        do not require gradient are left out, shared ones are there once (with the routers, if a router has them), and a
-        group without parameters is left out. The key "name" says which is which; optimisers carry it along.
+        Groups for any optimiser, each in the order of `model.parameters()`: the rest, then the routers, then the tables
+        of token priors, with the routers' rate and weight decay 0. Parameters that do not require gradient are left
+        out, shared ones are there once (with the routers, if a router has them), and so are groups without parameters.
+        The key "name" says which is which; optimisers carry it along. A module of a router says which of its parameters
+        do not decay by an attribute `no_weight_decay`, a tuple of their names.
 
     Example:
         >>> import torch
         >>> import equipoise as eq
-        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), eq.nn.MoE(8, 4))
-        >>> optimizer = torch.optim.AdamW(eq.nn.parameter_groups(model, lr=1e-3))
-        >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
-        [('model', 0.001), ('routers', 0.005)]
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), eq.nn.MoE(8, 4, token_prior=256))
+        >>> optimizer = torch.optim.AdamW(eq.nn.parameter_groups(model, lr=1e-3), weight_decay=0.1)
+        >>> [(group["name"], group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+        [('model', 0.001, 0.1), ('routers', 0.001, 0.1), ('token-priors', 0.001, 0.0)]
     """
     check_positive("lr", lr)
     check_positive("router_lr_scale", router_lr_scale)
@@ -43,9 +42,19 @@ def parameter_groups(model: nn.Module, lr: float, *, router_lr_scale: float = 5.
     for module in model.modules():
         if any(isinstance(child, Router) and child.dim is None for child in module.children()):
             of_routers |= {id(parameter) for parameter in module.parameters(recurse=False)}
+    undecayed = {id(parameter) for router in routers for parameter in _undecayed(router)}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gates, rate = of_routers - undecayed, lr * router_lr_scale
     groups: list[dict[str, Any]] = [
         {"name": "model", "params": [p for p in trained if id(p) not in of_routers], "lr": lr},
-        {"name": "routers", "params": [p for p in trained if id(p) in of_routers], "lr": lr * router_lr_scale},
+        {"name": "routers", "params": [p for p in trained if id(p) in gates], "lr": rate},
+        {"name": "token-priors", "params": [p for p in trained if id(p) in undecayed], "lr": rate, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _undecayed(router: Router) -> list[nn.Parameter]:
+    """Finds the parameters of a router that its modules name in `no_weight_decay`."""
+    return [
+        module.get_parameter(name) for module in router.modules() for name in getattr(module, "no_weight_decay", ())
+    ]

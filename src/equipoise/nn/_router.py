@@ -34,6 +34,7 @@ from equipoise.nn._router_checks import (
     check_mixes,
     check_routing,
     check_rows_like,
+    check_token_ids_given,
     check_top_k,
 )
 from equipoise.nn._routing import Routing
@@ -41,6 +42,7 @@ from equipoise.nn._rules import RouteRequest, RoutingRule, RuleTraits, rule_trai
 from equipoise.nn._schedules import Schedule
 from equipoise.nn._scoring import Scoring
 from equipoise.nn._selection import choose_top
+from equipoise.nn._token_prior import TokenPrior, TokenTable
 from equipoise.ops import log_softmax
 
 EVALUATIONS = ("argmax", "priced")
@@ -80,6 +82,7 @@ class Router(WideBuffers):
         target_sample_size: float = 0.5,
         loss_weights: Mapping[str, float] | None = None,
         scoring: Scoring | None = None,
+        token_prior: TokenPrior | int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -99,6 +102,7 @@ class Router(WideBuffers):
             target_sample_size: of "auto".
             loss_weights: weights of "load-balance", "marginal-entropy" and "z".
             scoring: what the logits mean, where they are not those of a softmax of ours.
+            token_prior: a learnt table by token id that is added to the logits; an int: `TokenPrior(vocab_size)`.
             device: of the parameters.
             dtype: of the parameters.
         """
@@ -117,6 +121,8 @@ class Router(WideBuffers):
         self.rule = rule
         weight = None if dim is None else nn.Parameter(torch.empty(num_experts, dim, device=device, dtype=dtype))
         self.register_parameter("weight", weight)
+        prior = TokenPrior(token_prior) if isinstance(token_prior, int) else token_prior
+        self.prior = None if prior is None else TokenTable(prior, num_experts, device=device, dtype=dtype)
         own_prices = evaluation == "argmax" or isinstance(rule, Priced)
         self.average = None if own_prices else RunningPrices(num_experts, device=device)
         check_mixes(eps, self.traits.mixes)
@@ -144,12 +150,17 @@ class Router(WideBuffers):
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64, device=device))
 
     def reset_parameters(self) -> None:
-        """Draws the gate anew, with standard deviation sqrt(0.1 / dim) (Fedus and others 2021, section 2.4)."""
+        """Draws the gate anew, with standard deviation sqrt(0.1 / dim) (Fedus and others 2021, section 2.4).
+
+        A token prior goes back to where it started.
+        """
         if self.dim is not None:
             nn.init.normal_(self.weight, std=math.sqrt(0.1 / self.dim))
+        if self.prior is not None:
+            self.prior.reset_parameters()
 
     def logits(self, x: Float[Tensor, "T dim"]) -> Float[Tensor, "T E"]:
-        """Computes the logits. Autocast is off here.
+        """Computes the logits, before a token prior is added. Autocast is off here.
 
         Args:
             x: the rows, at least float32.
@@ -172,7 +183,7 @@ class Router(WideBuffers):
         Args:
             x: the rows; all leading dimensions together are one batch of T rows.
             mask: False for rows that take no expert (padding).
-            token_ids: for routers that look at them.
+            token_ids: for routers that look at them: `hash`, and any with a token prior, which needs them.
             generator: where randomness comes from; None is torch's global stream, which activation checkpointing
                 restores.
 
@@ -221,8 +232,11 @@ class Router(WideBuffers):
         check_mask(mask, shape)
         check_rows_like("token_ids", token_ids, shape)
         flat_mask = None if mask is None else mask.reshape(-1)
+        flat_ids = None if token_ids is None else token_ids.reshape(-1).long()
         with torch.autocast(autocast_device(logits.device), enabled=False):
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            if self.prior is not None:
+                logits = logits + self._from_prior(self.prior, flat_ids, flat_mask).to(logits.dtype)
             scoring = self.scoring
             selection = None if scoring is None else scoring.compared(logits, bias)
             log_p = log_softmax(logits) if scoring is None else scoring.log_p(logits)
@@ -231,7 +245,7 @@ class Router(WideBuffers):
                 log_p=log_p,
                 capacity=self.capacity(logits.shape[0]),
                 mask=flat_mask,
-                token_ids=None if token_ids is None else token_ids.reshape(-1).long(),
+                token_ids=flat_ids,
                 positions=_positions(shape, logits.device),
                 training=self.training,
                 temperature=self.temperature if self._temperature_moves else self.fixed_temperature,
@@ -245,6 +259,12 @@ class Router(WideBuffers):
             if not (self.training and self.loss_weights):
                 return routing
             return replace(routing, balance_losses=balance_losses(self.loss_weights, logits, request))
+
+    def _from_prior(self, prior: TokenTable, token_ids: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Looks up what the token prior adds to the logits."""
+        check_token_ids_given(token_ids is not None, prior.prior.vocab_size)
+        assert token_ids is not None
+        return prior(token_ids, mask)
 
     def capacity(self, rows: int) -> int | None:
         """Returns how many of T rows an expert may take in this mode, at least K; None: any number.

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -156,4 +157,40 @@ def check_priceable(evaluation: str, router: str, inert: str | None) -> None:
     if evaluation == "priced" and inert is not None:
         raise ValueError(
             f"evaluation must be 'argmax' with router {router!r}, got 'priced': its logits mean nothing, since {inert}"
+        )
+
+
+def check_strength(strength: float) -> None:
+    """Requires a finite number of at least 0."""
+    if not 0 <= strength < float("inf"):
+        raise ValueError(
+            f"strength must be finite and >= 0, got {strength}: the start of the table at a token's hashed expert, in "
+            "logit units; 3 to 6 are usual"
+        )
+
+
+def check_token_prior(router: str, prior: Any, inert: str | None) -> None:
+    """Requires a router that looks at its logits, where a prior is added to them."""
+    if prior is not None and inert is not None:
+        raise ValueError(f"token_prior must be None with router {router!r}, got {prior!r}: {inert}")
+
+
+def check_token_ids_given(given: bool, vocab_size: int) -> None:
+    """Requires token ids where the router has a table of them."""
+    if not given:
+        raise ValueError(
+            f"token_ids must be given to a router with token_prior (vocab_size={vocab_size}), got None: call the layer "
+            "with token_ids=, the ids that x was embedded from"
+        )
+
+
+def check_token_ids(ids: Tensor, vocab_size: int) -> None:
+    """Requires ids of the table, where looking at them is free: on other devices the look-up itself complains."""
+    if ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
+        return
+    least, largest = (int(x) for x in ids.aminmax())
+    if least < 0 or largest >= vocab_size:
+        raise ValueError(
+            f"token_ids must be in [0, {vocab_size}), the vocab_size of token_prior, got {least} to {largest}: build "
+            "the router with the size of the vocabulary, and mask padding by mask="
         )

@@ -81,9 +81,9 @@ class Surrogate(nn.Module):
       router and no token dropped, for all parameters. With the same routers at any temperature, with any number of
       experts a token; biased with `skip`, `gm` and `gm-sh`, which are so by themselves.
     - **"all"**, several layers, all token-wise (f_i depends on the experts of token i alone, in all layers): the same
-      J, with z_i^l from the router of layer l given what layers before it did. It takes the product W_i in every layer's
-      term: with w_i^l alone it is biased. A token that one layer drops has W_i = 0, and no layer learns from it, though
-      the residual carries it to the output: a fraction d dropped in each of L layers leaves (1 - d)^L.
+      J, with z_i^l from the router of layer l given what layers before it did. It takes the product W_i in the terms of
+      every layer: with w_i^l alone it is biased. A token that one layer drops has W_i = 0, and no layer learns from
+      it, though the residual carries it to the output: a fraction d dropped in each of L layers leaves (1 - d)^L.
     - Attention, where z_i moves the losses of later tokens. Credit "token" is biased: it leaves those out. Credit
       "sequence" is unbiased with `sample` at temperature 1 (all w = 1), if attention is causal and sequences do not
       see each other; J is the loss of the model as run. If attention looks ahead, credit "batch" is.
