@@ -95,5 +95,7 @@ def test_bad_settings_and_logits():
     assert list(router.parameters()) == []
     with pytest.raises(ValueError, match=r"dim must be a number .*, got None: call route\(logits\)"):
         router(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match=r"logits must be floating point of shape \[6, 4\] .*, got .* of shape \[5, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"logits must be floating point of shape \[6, 4\] .*, got .* of shape \[5, 4\]"
+    ):
         router.route(torch.zeros(5, 4), shape=(2, 3))

@@ -14,8 +14,8 @@ def parameter_groups(model: nn.Module, lr: float, *, router_lr_scale: float = 1.
     """Splits a model's parameters into those of routers, with a learning rate of their own, and the rest.
 
     Args:
-        model: holds at least one router, in an `MoE` or by itself. A router without a gate of its own stands in the module
-            whose logits it gets, and that module's own parameters are the router's.
+        model: holds at least one router, in an `MoE` or by itself. A router without a gate of its own stands in
+            the module whose logits it gets, and that module's own parameters are the router's.
         lr: the learning rate of everything else.
         router_lr_scale: the routers' learning rate in units of `lr`.
 

@@ -110,7 +110,8 @@ class RoutingRule(Protocol):
         """Chooses experts.
 
         Args:
-            logits: what to compare: the router's logits, with gradient; at least float32. With a `Scoring`, its numbers.
+            logits: what to compare: the router's logits, with gradient; at least float32. With a `Scoring`, its
+                numbers.
             request: everything else.
 
         Returns:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
-from support.tiny_transformers import FAMILIES, tiny_model, tokens
 
 import equipoise as eq
 from equipoise.integrations.transformers import _experts, swap_routers
+from support.tiny_transformers import FAMILIES, tiny_model, tokens
 
 IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "equipoise")
 
@@ -49,7 +49,9 @@ def test_a_balanced_batch_is_computed_in_equal_slots(monkeypatch):
     monkeypatch.setattr(_experts, "grouped_mm_experts_forward", never)
     sizes = []
     even = _experts._even
-    monkeypatch.setattr(_experts, "_even", lambda experts, groups: (sizes.append(groups.slots), even(experts, groups))[1])
+    monkeypatch.setattr(
+        _experts, "_even", lambda experts, groups: (sizes.append(groups.slots), even(experts, groups))[1]
+    )
     model(input_ids=ids)
     assert sizes == [16, 16]  # 32 rows, 2 experts a row, 4 experts: no slot is empty
     swap_routers(model, "topk")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
-from support.tiny_transformers import FAMILIES, tiny_model, tokens
 
 import equipoise as eq
 from equipoise.integrations.transformers import RoutingRecord, record_routing, replay_routing, swap_routers
 from equipoise.integrations.transformers._replay import log_prob
+from support.tiny_transformers import FAMILIES, tiny_model, tokens
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -98,7 +98,9 @@ def test_a_replay_survives_checkpointing():
 
 def test_what_does_not_fit_is_refused(tmp_path):
     model, ids = tiny_model("mixtral"), tokens()
-    with pytest.raises(ValueError, match=r"must have routers of ours, got MixtralForCausalLM .*: swap_routers\(model, 'topk"):
+    with pytest.raises(
+        ValueError, match=r"must have routers of ours, got MixtralForCausalLM .*: swap_routers\(model, 'topk"
+    ):
         record_routing(model).__enter__()
     swap_routers(model, "topk")
     with record_routing(model) as record:

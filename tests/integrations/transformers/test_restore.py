@@ -5,10 +5,10 @@ import warnings
 
 import pytest
 import torch
-from support.tiny_transformers import FAMILIES, tiny_model, tokens
 
 import equipoise as eq
 from equipoise.integrations.transformers import restore_routers, swap_routers
+from support.tiny_transformers import FAMILIES, tiny_model, tokens
 
 # What someone does who has never heard of equipoise.
 PLAIN = """
@@ -74,7 +74,9 @@ def test_it_says_what_is_lost():
     model, ids = tiny_model("mixtral"), tokens()
     swap_routers(model, "priced")
     step(model, ids)
-    with pytest.warns(eq.nn.RoutingWarning, match=r"gates of model.layers.0.mlp, model.layers.1.mlp have lost the prices"):
+    with pytest.warns(
+        eq.nn.RoutingWarning, match=r"gates of model.layers.0.mlp, model.layers.1.mlp have lost the prices"
+    ):
         assert restore_routers(model) == ["model.layers.0.mlp", "model.layers.1.mlp"]
     swap_routers(model, "skip-iw")
     with pytest.warns(eq.nn.RoutingWarning, match="have lost factors of 1/K"):

@@ -5,11 +5,11 @@ import pickle
 import pytest
 import torch
 import transformers
-from support.tiny_transformers import FAMILIES, tiny_model, tokens
 
 import equipoise as eq
 from equipoise.integrations.transformers import restore_routers, swap_routers
 from equipoise.integrations.transformers._layer import RoutedBlock, RoutedGate, routed_blocks
+from support.tiny_transformers import FAMILIES, tiny_model, tokens
 
 families = pytest.mark.parametrize("family", FAMILIES)
 NORMALISED = [
@@ -216,11 +216,19 @@ def test_unknown_scores_and_wrong_contracts_are_refused(monkeypatch):
     model = tiny_model("mixtral")
     gate = type(model.model.layers[0].mlp.gate)
     native = gate.forward
-    monkeypatch.setattr(gate, "forward", lambda self, h: (native(self, h)[0], *(x.sqrt() if x.is_floating_point() else x for x in native(self, h)[1:])))
-    with pytest.raises(ValueError, match=r"must score by softmax or sigmoid, got MixtralTopKRouter of 'model.layers.0.mlp'"):
+    monkeypatch.setattr(
+        gate,
+        "forward",
+        lambda self, h: (native(self, h)[0], *(x.sqrt() if x.is_floating_point() else x for x in native(self, h)[1:])),
+    )
+    with pytest.raises(
+        ValueError, match=r"must score by softmax or sigmoid, got MixtralTopKRouter of 'model.layers.0.mlp'"
+    ):
         swap_routers(model, "topk")
     monkeypatch.setattr(gate, "forward", lambda self, h: native(self, h)[:2])
-    with pytest.raises(ValueError, match=r"must return logits \[T, E\], scores \[T, K\] and indices \[T, K\], got tuple"):
+    with pytest.raises(
+        ValueError, match=r"must return logits \[T, E\], scores \[T, K\] and indices \[T, K\], got tuple"
+    ):
         swap_routers(model, "topk")
 
 
@@ -232,7 +240,9 @@ def test_models_without_experts_are_refused():
 def test_what_cannot_be_swapped_is_refused_before_anything_changes():
     model = tiny_model("mixtral")
     model.model.layers[1].mlp.experts._is_expert_parallel = True
-    with pytest.raises(ValueError, match=r"experts must be whole .* 'model.layers.1.mlp' with transformers' expert para"):
+    with pytest.raises(
+        ValueError, match=r"experts must be whole .* 'model.layers.1.mlp' with transformers' expert para"
+    ):
         swap_routers(model, "topk")
     assert not routed_blocks(model)
     with pytest.raises(ValueError, match="router must be a name, a strategy or a rule, got a Router"):

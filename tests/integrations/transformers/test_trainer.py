@@ -5,12 +5,12 @@ import warnings
 
 import pytest
 import torch
-from support.tiny_transformers import tiny_model, tokens
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import equipoise as eq
 from equipoise.integrations.transformers import RoutedTrainer, RoutedTrainerMixin, swap_routers, token_losses
 from equipoise.integrations.transformers._layer import routed_blocks
+from support.tiny_transformers import tiny_model, tokens
 
 
 def dataset(rows=24, positions=12, seed=0):
@@ -49,9 +49,7 @@ def train(model, folder, kind=RoutedTrainer, *, steps=3, resume=None, data=None,
     own = {name: options.pop(name) for name in ("surrogate", "optimizers") if name in options}
     args = TrainingArguments(str(folder), **{**given, **options})
     seen = Losses()
-    trainer = kind(
-        model=model, args=args, train_dataset=dataset() if data is None else data, callbacks=[seen], **own
-    )
+    trainer = kind(model=model, args=args, train_dataset=dataset() if data is None else data, callbacks=[seen], **own)
     trainer.train(resume_from_checkpoint=resume)
     return trainer, seen
 

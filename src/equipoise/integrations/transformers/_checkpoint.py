@@ -34,8 +34,8 @@ def load_router_states(model: nn.Module, states: Mapping[str, Mapping[str, Any]]
     blocks = dict(routed_blocks(model))
     if sorted(blocks) != sorted(states):
         raise ValueError(
-            f"the checkpoint's routed layers must be the model's, {', '.join(blocks)}, got {', '.join(states)}: swap the "
-            "routers of the same layers before training goes on"
+            f"the checkpoint's routed layers must be the model's, {', '.join(blocks)}, got {', '.join(states)}: "
+            "swap the routers of the same layers before training goes on"
         )
     for name, block in blocks.items():
         block.routed_gate.router.load_state_dict(states[name])

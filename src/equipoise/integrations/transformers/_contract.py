@@ -62,7 +62,8 @@ def find_layers(model: nn.Module) -> list[FoundLayer]:
     layers = [layer for name, block in model.named_modules() for layer in _layers_of(name, block)]
     if not layers:
         raise ValueError(
-            f"model must have a gate next to stacked experts (a child 'gate' or 'router' with top_k and num_experts, and "
+            f"model must have a gate next to stacked experts (a child 'gate' or 'router' with top_k and "
+            f"num_experts, and "
             f"a child 'experts'), got {type(model).__name__}, which has none: see the table in docs/transformers.md"
         )
     return layers
@@ -105,7 +106,9 @@ def find_scoring(layer: FoundLayer) -> Scoring:
     for scoring in _candidates(layer.gate):
         selection = scoring.limit(scoring.compared(logits, bias))
         chosen = selection.topk(layer.top_k, dim=-1).indices
-        if torch.allclose(_dense(scoring.factors(logits, chosen), chosen, layer.num_experts), expected, atol=_TOLERANCE):
+        if torch.allclose(
+            _dense(scoring.factors(logits, chosen), chosen, layer.num_experts), expected, atol=_TOLERANCE
+        ):
             return scoring
     raise ValueError(
         f"the gate of every layer must score by softmax or sigmoid, got {type(layer.gate).__name__} of {layer.name!r}, "

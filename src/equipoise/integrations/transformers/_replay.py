@@ -60,7 +60,8 @@ class RoutingRecord:
         calls = {name: list(calls) for name, calls in self.layers.items()}
         if not calls or not all(calls.values()):
             raise ValueError(
-                "record must hold at least one forward pass of every layer, got none: call the model within record_routing"
+                "record must hold at least one forward pass of every layer, got none: call the model within "
+                "record_routing"
             )
         return {name: _join(name, of_layer) for name, of_layer in calls.items()}
 
@@ -86,7 +87,9 @@ class Replay:
             ValueError: the model has not run yet.
         """
         if not self.log_ratios:
-            raise ValueError("the model must have run within replay_routing before a ratio is read, got no forward pass")
+            raise ValueError(
+                "the model must have run within replay_routing before a ratio is read, got no forward pass"
+            )
         return torch.stack(list(self.log_ratios.values())).sum(0)
 
     def ratio(self) -> Float[Tensor, "*shape"]:
@@ -156,7 +159,8 @@ def replay_routing(model: nn.Module, record: RoutingRecord) -> Generator[Replay]
     names = [name for name, _ in _routed(model)]
     if sorted(names) != sorted(joined):
         raise ValueError(
-            f"record must be of the model's routed layers {', '.join(names)}, got {', '.join(joined)}: swap the same layers"
+            f"record must be of the model's routed layers {', '.join(names)}, got {', '.join(joined)}: swap the "
+            f"same layers"
         )
     replay = Replay()
 
@@ -202,7 +206,9 @@ def log_prob(log_p: Float[Tensor, "T E"], wanted: Int[Tensor, "T K"]) -> Float[T
         at = z.clamp_max(log_p.shape[-1] - 1)
         term = (rest.gather(1, at) - rest.logsumexp(-1, keepdim=True)).squeeze(-1)
         total = total + torch.where(z.squeeze(-1) < log_p.shape[-1], term, 0.0)
-        rest = torch.where(torch.zeros_like(rest, dtype=torch.bool).scatter(1, at, z < log_p.shape[-1]), -torch.inf, rest)
+        rest = torch.where(
+            torch.zeros_like(rest, dtype=torch.bool).scatter(1, at, z < log_p.shape[-1]), -torch.inf, rest
+        )
     return total
 
 
@@ -211,8 +217,8 @@ def _routed(model: nn.Module) -> list[tuple[str, RoutedBlock]]:
     found = routed_blocks(model)
     if not found:
         raise ValueError(
-            f"model must have routers of ours, got {type(model).__name__} without any: swap_routers(model, 'topk') gives "
-            "it those and leaves its function as it was"
+            f"model must have routers of ours, got {type(model).__name__} without any: swap_routers(model, "
+            "'topk') gives it those and leaves its function as it was"
         )
     return found
 
@@ -265,7 +271,8 @@ def _join(name: str, calls: list[RecordedCall]) -> RecordedCall:
     if len({(*call.indices.shape[:-2], call.indices.shape[-1]) for call in calls}) > 1:
         shapes = [list(call.indices.shape[:-1]) for call in calls]
         raise ValueError(
-            f"recorded calls must be of the same sequences, got shapes {shapes} in {name!r}: record one rollout at a time"
+            f"recorded calls must be of the same sequences, got shapes {shapes} in {name!r}: record one rollout "
+            f"at a time"
         )
     return RecordedCall(
         indices=torch.cat([call.indices for call in calls], -2),

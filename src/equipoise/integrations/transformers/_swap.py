@@ -37,8 +37,8 @@ def swap_routers(
     What becomes of the model's function:
 
     - `topk`, `loss-free`, `quantile`, `priced` at the start, and every gated router in evaluation: as it was.
-    - Learnt prices and biases move the selection, in units of what the gate compares: logits, or, with sigmoid scores or
-      a correction bias, scores.
+    - Learnt prices and biases move the selection, in units of what the gate compares: logits, or, with sigmoid
+      scores or a correction bias, scores.
     - Routers that learn by the score function (`loss="reinforce"`, the default of strategies) average the K experts:
       **factors of 1/K**, times the gate's scaling, in training and evaluation. With `loss="gating"` the factors are the
       gate's own.
@@ -81,7 +81,13 @@ def swap_routers(
         device = next(layer.gate.parameters()).device
         _check_device(layer, device)
         new = make_router(
-            copy.deepcopy(router), None, layer.num_experts, capacity_factor=capacity_factor, top_k=k, device=device, **options
+            copy.deepcopy(router),
+            None,
+            layer.num_experts,
+            capacity_factor=capacity_factor,
+            top_k=k,
+            device=device,
+            **options,
         )
         gate = layer.gate
         new.scoring = gate.router.scoring if isinstance(gate, RoutedGate) else find_scoring(layer)
@@ -188,10 +194,10 @@ def _restore(layers: list[FoundLayer], *, to_native: bool) -> None:
 def _uninstall(layer: FoundLayer) -> None:
     """Undoes `_install`."""
     block, gate, experts = layer.block, layer.gate, layer.experts
-    assert isinstance(block, RoutedBlock)
-    assert isinstance(gate, RoutedGate)
-    block.__class__, gate.__class__ = block.native, gate.native
-    del gate._modules[ROUTER]
+    delattr(gate, ROUTER)
+    for module in (block, gate):
+        assert isinstance(module, RoutedBlock | RoutedGate)
+        object.__setattr__(module, "__class__", module.native)
     for module in (block, gate, experts):
         for name in (LAYER, "experts_config", "routing_sink", "routing_pending", "routing_monitor"):
             module.__dict__.pop(name, None)
@@ -210,7 +216,8 @@ def _keep_prices(layer: FoundLayer) -> list[str]:
         bias -= prices.to(bias)
         return []
     return [
-        "the prices they had learnt: the architecture has no correction bias, so rows go to the largest logits, less evenly"
+        "the prices they had learnt: the architecture has no correction bias, so rows go to the largest logits, "
+        "less evenly"
     ]
 
 

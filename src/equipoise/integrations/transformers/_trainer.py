@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
 from equipoise.integrations.transformers._checkpoint import load_renamed, load_router_states, router_states
-from equipoise.integrations.transformers._layer import routed_blocks
+from equipoise.integrations.transformers._layer import ROUTER, routed_blocks
 from equipoise.nn import Surrogate, capture
 from equipoise.nn._credit import counted_rows
 from equipoise.nn._routings import Routings
@@ -116,25 +116,36 @@ class RoutedTrainerMixin(_Base):
             logs.update(_telemetry(last))
         super().log(logs, *args, **kwargs)
 
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Returns the parameters that weight decay is for: the Trainer's, without the tables of token priors.
+
+        Args:
+            model: the model.
+        """
+        return [name for name in super().get_decay_parameter_names(model) if f"{ROUTER}." not in name]
+
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         super()._save_checkpoint(*args, **kwargs)
         if self.args.should_save:
             folder = os.path.join(self._get_output_dir(trial=None), f"checkpoint-{self.state.global_step}")
-            state = {"surrogate": self.surrogate.state_dict(), "routers": router_states(self.model)}
+            model: Any = self.model
+            state = {"surrogate": self.surrogate.state_dict(), "routers": router_states(model)}
             torch.save(state, os.path.join(folder, STATE))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        load_renamed(self.model if model is None else model, resume_from_checkpoint)
+        loaded: Any = self.model if model is None else model
+        load_renamed(loaded, resume_from_checkpoint)
         path = os.path.join(resume_from_checkpoint, STATE)
         if not os.path.isfile(path):
             raise ValueError(
-                f"resume_from_checkpoint must be a checkpoint of a RoutedTrainer, got {resume_from_checkpoint!r} without "
+                f"resume_from_checkpoint must be a checkpoint of a RoutedTrainer, got "
+                f"{resume_from_checkpoint!r} without "
                 f"{STATE}: load its weights with from_pretrained, and train without resuming"
             )
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         self.surrogate.load_state_dict(state["surrogate"])
-        load_router_states(self.model if model is None else model, state["routers"])
+        load_router_states(loaded, state["routers"])
 
 
 class RoutedTrainer(RoutedTrainerMixin, Trainer):
@@ -187,7 +198,11 @@ def token_losses(
         (tensor([[1.3863, 0.0000]]), tensor([[ True, False]]))
     """
     flat = F.cross_entropy(
-        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=_IGNORED, reduction="none", label_smoothing=smoothing
+        logits.flatten(0, -2).float(),
+        labels.flatten(),
+        ignore_index=_IGNORED,
+        reduction="none",
+        label_smoothing=smoothing,
     )
     return flat.view(labels.shape), labels != _IGNORED
 
@@ -212,7 +227,8 @@ def _check_routed(model: nn.Module | None) -> None:
     """Requires routers of ours."""
     if model is None or not routed_blocks(model):
         raise ValueError(
-            f"model must have routers of ours, got {type(model).__name__} without any: call swap_routers(model, ...) first"
+            f"model must have routers of ours, got {type(model).__name__} without any: call swap_routers(model, "
+            f"...) first"
         )
 
 
@@ -220,12 +236,13 @@ def _check_loss(compute_loss_func: Any, config: Any) -> None:
     """Requires that no other loss takes the place of the surrogate, or is left out."""
     if compute_loss_func is not None:
         raise ValueError(
-            "compute_loss_func must be None, got a function: it sees no routing; override compute_loss, with the loop in "
-            "docs/transformers.md"
+            "compute_loss_func must be None, got a function: it sees no routing; override compute_loss, with "
+            "the loop in docs/transformers.md"
         )
     if getattr(config, "output_router_logits", False):
         raise ValueError(
-            "output_router_logits must be False in the model's config, got True: the model's auxiliary loss would be left "
+            "output_router_logits must be False in the model's config, got True: the model's auxiliary loss "
+            "would be left "
             "out; routers of ours have balance losses by layer, swap_routers(model, ..., balance_loss=0.01)"
         )
 
@@ -234,5 +251,6 @@ def _check_labels(inputs: Mapping[str, Any]) -> None:
     """Requires labels."""
     if inputs.get("labels") is None and inputs.get("shift_labels") is None:
         raise ValueError(
-            f"inputs must have labels in training, got {', '.join(inputs)}: use DataCollatorForLanguageModeling(mlm=False)"
+            f"inputs must have labels in training, got {', '.join(inputs)}: use "
+            f"DataCollatorForLanguageModeling(mlm=False)"
         )

@@ -16,7 +16,8 @@ def check_version() -> None:
     found = transformers.__version__
     if ".".join(found.split(".")[:2]) not in KNOWN:
         raise ImportError(
-            f"transformers must be {' or '.join(f'{known}.*' for known in KNOWN)} for equipoise.integrations.transformers, "
+            f"transformers must be {' or '.join(f'{known}.*' for known in KNOWN)} for "
+            f"equipoise.integrations.transformers, "
             f"which does not know how gates and experts of other versions meet, got {found}: pip install "
             f"'equipoise[transformers]'"
         )
