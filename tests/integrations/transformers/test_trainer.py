@@ -8,9 +8,15 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import equipoise as eq
-from equipoise.integrations.transformers import RoutedTrainer, RoutedTrainerMixin, swap_routers, token_losses
+from equipoise.integrations.transformers import (
+    RoutedTrainer,
+    RoutedTrainerMixin,
+    restore_routers,
+    swap_routers,
+    token_losses,
+)
 from equipoise.integrations.transformers._layer import routed_blocks
-from support.tiny_transformers import tiny_model, tokens
+from support.tiny_transformers import VOCABULARY, tiny_model, tokens
 
 
 def dataset(rows=24, positions=12, seed=0):
@@ -211,3 +217,22 @@ def test_checkpoints_of_other_trainers_are_refused(tmp_path):
     swap_routers(native, "topk")
     with pytest.raises(ValueError, match=r"must be a checkpoint of a RoutedTrainer, got .* without routers.pt"):
         train(native, tmp_path, resume=str(tmp_path / "checkpoint-1"))
+
+
+def test_a_token_prior_reads_the_models_input_ids(tmp_path):
+    model = tiny_model("mixtral")
+    swap_routers(model, "skip-iw", token_prior=VOCABULARY)
+    table = model.model.layers[0].mlp.gate.router.prior
+    before = [p.clone() for p in table.parameters()]
+    trainer, _ = train(model, tmp_path, weight_decay=0.5)
+    assert not any(torch.equal(p, q) for p, q in zip(table.parameters(), before, strict=True))
+    names = {name for name, p in model.named_parameters() for q in table.parameters() if p is q}
+    assert names.isdisjoint(trainer.get_decay_parameter_names(model))
+    assert "model.layers.0.mlp.gate.weight" in trainer.get_decay_parameter_names(model)
+    ids = tokens(1, 4)
+    text = model.eval().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
+    assert text.shape == (1, 7)
+    with pytest.raises(ValueError, match="token_ids"):
+        model(inputs_embeds=torch.zeros(1, 4, 32))
+    with pytest.warns(eq.nn.RoutingWarning, match="such as a token prior"):
+        restore_routers(model)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routers of ours in Hugging Face transformers models, in three lines. Needs the extra `transformers`."""
 
-from equipoise.integrations.transformers._version import check_version
+from equipoise.integrations.transformers import _version
 
-check_version()
+_version.check_version()
 
-from equipoise.integrations.transformers._experts import register_experts  # noqa: E402
+from equipoise.integrations.transformers import _experts  # noqa: E402
 from equipoise.integrations.transformers._replay import RecordedCall as RecordedCall  # noqa: E402
 from equipoise.integrations.transformers._replay import Replay as Replay  # noqa: E402
 from equipoise.integrations.transformers._replay import RoutingRecord as RoutingRecord  # noqa: E402
@@ -17,7 +17,7 @@ from equipoise.integrations.transformers._trainer import RoutedTrainer as Routed
 from equipoise.integrations.transformers._trainer import RoutedTrainerMixin as RoutedTrainerMixin  # noqa: E402
 from equipoise.integrations.transformers._trainer import token_losses as token_losses  # noqa: E402
 
-register_experts()
+_experts.register_experts()
 
 __all__ = [
     "RecordedCall",

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which transformers the integration knows."""
 
-import transformers
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "transformers must be installed for equipoise.integrations.transformers: pip install 'equipoise[transformers]'"
+    ) from error
 
 KNOWN = ("5.22",)
 """The versions whose contract between gates, experts and Trainer was tried."""
