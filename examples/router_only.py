@@ -3,9 +3,9 @@
 
     python examples/router_only.py --steps 100
 
-A small Qwen3-MoE is trained on local text. Then its gates are drawn anew, everything else is frozen, and the gates alone
-learn again, in three ways from the same start, with the plain loop that any trainer can have. The table shows the loss
-on text that was held out, with the most probable experts of every token. In this small problem the gate alone does
+A small Qwen3-MoE is trained on local text. Then its gates are drawn anew, everything else is frozen, and the gates
+learn again alone, in three ways from the same start, with the plain loop that any trainer can have. The table shows the
+loss on text that was held out, with the most probable experts of every token. In this small problem the gate alone does
 better: experts that were trained under a gate leave the score function little to add but noise.
 """
 

@@ -221,7 +221,7 @@ def test_checkpoints_of_other_trainers_are_refused(tmp_path):
 
 def test_a_token_prior_reads_the_models_input_ids(tmp_path):
     model = tiny_model("mixtral")
-    swap_routers(model, "skip-iw", token_prior=VOCABULARY)
+    swap_routers(model, "skip-iw", loss="gating", token_prior=VOCABULARY)
     table = model.model.layers[0].mlp.gate.router.prior
     before = [p.clone() for p in table.parameters()]
     trainer, _ = train(model, tmp_path, weight_decay=0.5)
