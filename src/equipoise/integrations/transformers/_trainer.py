@@ -81,7 +81,8 @@ class RoutedTrainerMixin(_Base):
         _check_labels(inputs)
         labels = _next_tokens(inputs)
         given = {name: x for name, x in inputs.items() if name not in ("labels", "shift_labels")}
-        with capture(model) as routings:
+        # The layers are the same modules within any wrapper; their names are the model's own.
+        with capture(self.accelerator.unwrap_model(model, keep_torch_compile=False)) as routings:
             outputs: Any = model(**given)
         losses, counts = token_losses(outputs.logits, labels, self.args.label_smoothing_factor)
         counted = counted_rows(counts.reshape(-1), routings)
