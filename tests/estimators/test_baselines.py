@@ -17,8 +17,32 @@ def kept_only(kept: list) -> Sample:
     return Sample(z, torch.zeros(*z.shape, 1), flags, torch.ones_like(z, dtype=torch.float32))
 
 
-def test_starts_at_zero_and_is_read_before_it_is_updated() -> None:
-    ema, s = EMABaseline(decay=0.9), kept_only([True, True])
+def test_the_average_is_of_what_was_seen_from_the_first_batch_on() -> None:
+    ema, s, means = EMABaseline(decay=0.9, start=7.0), kept_only([True, True]), torch.tensor([2.0, 4.0, -1.0, 0.5])
+    assert float(ema.value) == 7.0
+    for t, mean in enumerate(means):
+        ema.update(mean + torch.tensor([-1.0, 1.0]), s)
+        weights = 0.9 ** torch.arange(t, -1, -1)
+        assert float(ema.value) == pytest.approx(float((weights * means[: t + 1]).sum() / weights.sum()), rel=1e-6)
+
+
+def test_after_many_batches_the_start_makes_no_difference() -> None:
+    averages, s = [EMABaseline(decay=0.5, corrected=corrected) for corrected in (True, False)], kept_only([True])
+    for t in range(60):
+        for average in averages:
+            average.update(torch.tensor([float(t % 7)], dtype=torch.float64), s)
+    torch.testing.assert_close(averages[0].value, averages[1].value, rtol=1e-12, atol=0)
+
+
+def test_each_problem_has_a_start_of_its_own() -> None:
+    ema = EMABaseline(decay=0.5, shape=[2])
+    ema.update(torch.tensor([[4.0], [9.0]]), kept_only([[True], [False]]))
+    ema.update(torch.tensor([[8.0], [6.0]]), kept_only([[True], [True]]))
+    assert ema.value.tolist() == pytest.approx([(2 + 8) / 1.5, 6.0])
+
+
+def test_the_papers_starts_at_zero_and_is_read_before_it_is_updated() -> None:
+    ema, s = EMABaseline(decay=0.9, corrected=False), kept_only([True, True])
     read = []
     for losses in ([1.0, 3.0], [4.0, 4.0]):
         read.append(float(ema.value))
@@ -34,7 +58,7 @@ def test_average_is_over_kept_rows_without_weights() -> None:
 
 
 def test_one_number_for_each_problem() -> None:
-    ema = EMABaseline(decay=0.5, shape=[2])
+    ema = EMABaseline(decay=0.5, shape=[2], corrected=False)
     ema.update(torch.tensor([[1.0, 3.0], [10.0, 30.0]]), kept_only([[True, True], [True, False]]))
     assert ema.value.tolist() == [1.0, 5.0]
 
@@ -48,7 +72,7 @@ def test_one_number_for_all_problems_counts_rows_not_problems() -> None:
 def test_without_kept_rows_the_value_stays() -> None:
     ema = EMABaseline(decay=0.5, shape=[2])
     ema.update(torch.tensor([[2.0], [2.0]]), kept_only([[True], [False]]))
-    assert ema.value.tolist() == [1.0, 0.0]
+    assert ema.value.tolist() == [2.0, 0.0]
     assert EMABaseline().value.tolist() == 0.0
 
 
@@ -68,6 +92,9 @@ def test_state_round_trip() -> None:
         baseline.update(torch.tensor([[5.0], [6.0]]), s)
     assert torch.equal(ema.value, resumed.value)
     assert not torch.equal(state["value"], ema.value)
+    resumed.load_state_dict({"value": torch.ones(2)})  # of version 0.1
+    resumed.update(torch.tensor([[5.0], [6.0]]), s)
+    torch.testing.assert_close(resumed.value, 0.99 + 0.01 * torch.tensor([5.0, 6.0]))
 
 
 def test_value_carries_no_gradient_and_is_at_least_float32() -> None:
@@ -192,4 +219,4 @@ def test_average_takes_a_sample_or_the_rows_that_it_kept(kept: list[bool]) -> No
     by_sample, by_rows = eq.EMABaseline(decay=0.5), eq.EMABaseline(decay=0.5)
     by_sample.update(losses, kept_only(kept))
     by_rows.update(losses, torch.tensor(kept))
-    assert float(by_rows.value) == float(by_sample.value) == (1.25 if any(kept) else 0.0)
+    assert float(by_rows.value) == float(by_sample.value) == (2.5 if any(kept) else 0.0)

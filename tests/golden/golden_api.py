@@ -122,7 +122,7 @@ def balance_losses() -> dict[str, Callable[..., Tensor]]:
 
 def moving_average(losses: Sequence[Tensor], s: Any, decay: float) -> list[Tensor]:
     """The value of an `EMABaseline` after each of several batches."""
-    ema, values = eq.EMABaseline(decay=decay), []
+    ema, values = eq.EMABaseline(decay=decay, corrected=False), []
     for batch in losses:
         ema.update(batch, s)
         values.append(ema.value)
@@ -140,7 +140,7 @@ def capture(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def ema_baseline(decay: float) -> Any:
-    return eq.EMABaseline(decay=decay)
+    return eq.EMABaseline(decay=decay, corrected=False)
 
 
 def ema_value(baseline: Any) -> Tensor:
@@ -148,7 +148,7 @@ def ema_value(baseline: Any) -> Tensor:
 
 
 def surrogate(baseline: Any, **options: Any) -> nn.Module:
-    weighted = options.pop("weighted")  # as it was called when the numbers were stored
+    weighted = options.pop("weighted", True)  # as it was called when the numbers were stored
     return eq.nn.Surrogate(baseline, weights="all" if weighted else "none", **options)
 
 
@@ -178,4 +178,5 @@ def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def buffers(model: nn.Module) -> Arrays:
     """What changes without gradient, under the names that it had when the numbers were stored."""
-    return {stored_name(name): b.clone() for name, b in model.named_buffers()}
+    new = {f"{name}.average." for name, m in model.named_modules() if getattr(m, "evaluation", None) == "argmax"}
+    return {stored_name(n): b.clone() for n, b in model.named_buffers() if not n.startswith(tuple(new))}

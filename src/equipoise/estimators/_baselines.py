@@ -27,7 +27,7 @@ def ema_update(
     value: Float[Tensor, "..."],
     losses: Float[Tensor, "*batch n"],
     kept: Sample | Bool[Tensor, "*batch n"],
-    decay: float,
+    decay: float | Float[Tensor, "..."],
 ) -> Float[Tensor, "..."]:
     """Moves an exponential moving average on by the plain mean of the losses over the rows that were kept.
 
@@ -35,7 +35,7 @@ def ema_update(
         value: the average so far: one number [], for the mean over all batch dimensions, or one for each problem [...].
         losses: f(x_i, z_i).
         kept: rows to average over, or the sample that kept them. Where there is none the value stays.
-        decay: how much of the value stays, in [0, 1).
+        decay: how much of the value stays, in [0, 1); one number, or one for each entry of the value.
 
     Returns:
         The new average, detached, of the shape of the old and at least float32.
@@ -49,6 +49,7 @@ def ema_update(
     if value.ndim == 0:
         rows, total = rows.sum(), total.sum()
     value = value.to(total)
+    decay = decay.to(total) if isinstance(decay, Tensor) else decay
     return torch.where(rows > 0, decay * value + (1 - decay) * (total / rows.clamp_min(1)), value)
 
 
@@ -56,9 +57,12 @@ class EMABaseline:
     r"""An exponential moving average of past losses, as a baseline for all rows of a problem.
 
     .. math::
-        b_{t+1} = \lambda b_t + (1 - \lambda) f_t, \qquad b_0 = 0,
+        b_t = \frac{\sum_{s < t} \lambda^{t-1-s} f_s}{\sum_{s < t} \lambda^{t-1-s}}, \qquad b_0 = \text{start},
 
-    with f_t the plain mean of the losses over the rows kept at step t. Read `value` first, `update` afterwards: the
+    with f_s the plain mean of the losses over the rows kept at step s: an average of what was seen from the second step
+    on, as Adam corrects its moments. With `corrected=False` it is the paper's,
+    :math:`b_{t+1} = \lambda b_t + (1 - \lambda) f_t`, which remembers its start for some 1 / (1 - lambda) steps: until
+    then b is too small, and the score-function term many times too large. Read `value` first, `update` afterwards: the
     value then depends on past batches only, and subtracting it is unbiased under every way of sampling.
 
     Example:
@@ -69,27 +73,36 @@ class EMABaseline:
         >>> b = ema.value  # 0 at first; pass it on as reinforce(..., baseline=b)
         >>> ema.update(torch.tensor([1.0, 3.0]), s)
         >>> ema.value
-        tensor(0.2000)
+        tensor(2.)
 
     References:
         Sutton, Barto, Reinforcement learning: an introduction, 2nd edition (2018), section 13.4.
+        Kingma, Ba, Adam: a method for stochastic optimization (2015), section 3.
     """
 
-    def __init__(self, decay: float = 0.99, shape: Sequence[int] = ()) -> None:
-        """Starts at 0.
+    def __init__(
+        self, decay: float = 0.99, shape: Sequence[int] = (), *, start: float = 0.0, corrected: bool = True
+    ) -> None:
+        """Starts at a number.
 
         Args:
             decay: lambda, in [0, 1).
             shape: () for one number, the mean over all batch dimensions; or the batch dimensions, for a number each.
+            start: b before the first batch, when nothing is known of the losses. What an untrained model loses, such as
+                log(classes), keeps the first step in line with those that follow.
+            corrected: whether the start is forgotten with the first batch.
         """
         check_fraction("decay", decay)
-        self.decay = decay
-        self.value: Tensor = torch.zeros(tuple(shape))
+        self.decay, self.corrected = decay, corrected
+        self.value: Tensor = torch.full(tuple(shape), float(start))
+        # The sum of the decaying weights of past batches, 1 - lambda^t; the paper's acts as if it were 1 all along.
+        self._seen: Tensor = torch.full(tuple(shape), 0.0 if corrected else 1.0, dtype=torch.float64)
 
     def __repr__(self) -> str:
         """Shows the settings, and the average."""
         return compact_repr(self, decay=self.decay, value=self.value)
 
+    @torch.no_grad()
     def update(self, losses: Float[Tensor, "*batch n"], kept: Sample | Bool[Tensor, "*batch n"]) -> None:
         """Takes in the losses of a batch, after its estimate has read `value`.
 
@@ -97,20 +110,28 @@ class EMABaseline:
             losses: f(x_i, z_i).
             kept: rows to average over, or the sample that kept them.
         """
-        self.value = ema_update(self.value, losses, kept, self.decay)
+        if not self.corrected:
+            self.value = ema_update(self.value, losses, kept, self.decay)
+            return
+        seen = self._seen.to(losses.device)
+        moved = self.decay * seen + (1 - self.decay)
+        self.value = ema_update(self.value, losses, kept, self.decay * seen / moved)
+        rows = kept.kept if isinstance(kept, Sample) else kept
+        self._seen = torch.where(rows.any() if seen.ndim == 0 else rows.any(-1), moved, seen)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns what the next step needs."""
-        return {"value": self.value.clone()}
+        return {"value": self.value.clone(), "seen": self._seen.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continues from a `state_dict`.
 
         Args:
-            state: of a baseline of the same shape.
+            state: of a baseline of the same shape. One of version 0.1, which has no "seen", has long been running.
         """
         check_shape("state['value']", state["value"], self.value.shape, "that of this baseline")
         self.value = state["value"].clone()
+        self._seen = state["seen"].clone() if "seen" in state else torch.ones_like(self._seen)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from equipoise.nn._moe import MoE as MoE
 from equipoise.nn._monitor import RoutingWarning as RoutingWarning
 from equipoise.nn._parameter_groups import parameter_groups as parameter_groups
 from equipoise.nn._readout import Readout as Readout
+from equipoise.nn._readouts import Readouts as Readouts
 from equipoise.nn._residual_baseline import ResidualBaseline as ResidualBaseline
 from equipoise.nn._router import Router as Router
 from equipoise.nn._routers import ROUTERS as ROUTERS
@@ -30,6 +31,7 @@ from equipoise.nn._scoring import Scoring as Scoring
 from equipoise.nn._selection import choose as choose
 from equipoise.nn._selection import choose_top as choose_top
 from equipoise.nn._surrogate import Surrogate as Surrogate
+from equipoise.nn._surrogate import SurrogateLoss as SurrogateLoss
 from equipoise.nn._token_prior import TokenPrior as TokenPrior
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "MoE",
     "ROUTERS",
     "Readout",
+    "Readouts",
     "ResidualBaseline",
     "RouteRequest",
     "Router",
@@ -55,6 +58,7 @@ __all__ = [
     "SamplingRule",
     "Scoring",
     "Surrogate",
+    "SurrogateLoss",
     "TokenPrior",
     "capture",
     "choose",

@@ -74,18 +74,21 @@ class RunningPrices(WideBuffers):
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device=device))
 
     @torch.no_grad()
-    def take(self, logits: Float[Tensor, "T E"], mask: Tensor | None = None, top_k: int = 1) -> None:
+    def take(
+        self, logits: Float[Tensor, "T E"], mask: Tensor | None = None, top_k: int = 1, *, stands_for: int = 1
+    ) -> None:
         """Solves one batch and takes its prices in. A batch without rows changes nothing.
 
         Args:
             logits: the router's, without noise.
             mask: False for rows that do not count.
             top_k: K: prices that balance one expert a row do not balance several.
+            stands_for: how many batches this one stands for, where not every batch is solved.
         """
         a = assign(logits, top_k=top_k, mask=mask)
         rows = a.counts.sum()
         self.batches += rows > 0
-        rate = (1.0 / self.batches.clamp_min(1)).clamp_min(1 - self.decay) * (rows > 0)
+        rate = (1.0 / self.batches.clamp_min(1)).clamp_min(1 - self.decay**stands_for) * (rows > 0)
         self.prices += (rate * (a.prices - a.prices.mean() - self.prices)).to(self.prices.dtype)
 
     def extra_repr(self) -> str:
@@ -330,7 +333,7 @@ BIAS_ROUTERS = (
     NamedRouter(
         name="loss-free",
         make=with_buffers(LossFree),
-        options=("top_k",),
+        options=("top_k", "rate"),
         doc="logits plus a bias that is moved towards balance after each step, gated; no capacity",
     ),
     NamedRouter(

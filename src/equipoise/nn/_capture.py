@@ -14,11 +14,14 @@ is called within a backward pass, and appends nothing then.
 import itertools
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from equipoise._core import in_transform
+from equipoise.nn._monitor import warn_without_capture
 from equipoise.nn._routing import Routing
 from equipoise.nn._surrogate_checks import check_has_layers
 
@@ -41,6 +44,7 @@ class Emission(NamedTuple):
         grad_enabled: whether the forward pass recorded a graph.
         compiled: whether it was part of a compiled graph.
         order: grows with time; within a compiled graph, with the order of tracing.
+        inputs: what entered the layer, detached, where the capture keeps it.
     """
 
     routing: Routing
@@ -48,18 +52,23 @@ class Emission(NamedTuple):
     grad_enabled: bool
     compiled: bool
     order: int
+    inputs: Tensor | None = None
 
 
 class RoutingSource(nn.Module):
-    """A module whose forward ends in `return emit(self, routing, y)`: an `MoE`, or a layer of your own.
+    """A module whose forward ends in `return emit(self, routing, y, x)`: an `MoE`, or a layer of your own.
 
     Attributes:
         routing_sink: where its records go; None: nobody listens.
+        routing_inputs: whether records come with what entered the layer.
+        routing_warned: whether the warning that it is trained without a capture has been given.
         routing_pending: gradient that the next recomputation owes its router.
         routing_monitor: what `Routings.update` remembers about this layer, to warn when its routing stays bad.
     """
 
     routing_sink: list[Emission] | None = None
+    routing_inputs: bool = False
+    routing_warned: bool = False
     routing_pending: "Pending | None" = None
     routing_monitor: "Monitor | None" = None
 
@@ -78,29 +87,38 @@ def _next_order() -> int:
     return next(_ORDER)
 
 
-def emit(source: RoutingSource, routing: Routing, y: Tensor) -> Tensor:
+def emit(source: RoutingSource, routing: Routing, y: Tensor, x: Tensor | None = None) -> Tensor:
     """Hands a layer's record to whoever captures; the last thing that a layer's forward does.
 
     Args:
         source: the layer.
         routing: the record of this forward pass.
         y: the layer's output.
+        x: the layer's input, [*shape, dim], for captures that keep it (`Readouts` need it); None if it cannot be had.
 
     Returns:
         The output to return: y itself, except while a reentrant checkpoint recomputes the layer. The first pass had no
         graph, so the router's own gradient (score function, balance losses) enters here, with that of y.
     """
     sink = source.routing_sink
+    inputs = x.detach() if x is not None and source.routing_inputs else None
     if torch.compiler.is_compiling():  # no engine to ask while tracing
         if sink is not None:
-            sink.append(Emission(routing, None, torch.is_grad_enabled(), True, _next_order()))
+            sink.append(Emission(routing, None, torch.is_grad_enabled(), True, _next_order(), inputs))
         return y
     if within_backward():
         pending = source.routing_pending
         return y if pending is None or not torch.is_grad_enabled() else pending.attach(routing, y)
     if sink is not None:
-        sink.append(Emission(routing, y.grad_fn, torch.is_grad_enabled(), False, _next_order()))
+        sink.append(Emission(routing, y.grad_fn, torch.is_grad_enabled(), False, _next_order(), inputs))
+    elif routing.score_function and routing.log_p.requires_grad and y.requires_grad and not in_transform():
+        y.register_hook(partial(_warn, source))
     return y
+
+
+def _warn(source: RoutingSource, _gradient: Tensor) -> None:
+    """A hook of an output that was not captured: gradient reaches it."""
+    warn_without_capture(source)
 
 
 def within_backward() -> bool:
@@ -109,7 +127,9 @@ def within_backward() -> bool:
 
 
 @contextmanager
-def capture(model: nn.Module) -> "Generator[Routings]":
+def capture(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, inputs: bool = False
+) -> "Generator[Routings]":
     """Collects the `Routing` of every layer in a model's forward pass.
 
     Layers are found at any depth. The records come in order of execution, one for every call of a layer, and once under
@@ -119,6 +139,10 @@ def capture(model: nn.Module) -> "Generator[Routings]":
 
     Args:
         model: holds at least one `MoE`, or is one. Wrappers (`torch.compile`, data parallelism) are fine.
+        optimizer: after its next step `routings.update()` is called, once; None: call it yourself in training. With
+            gradient accumulation every capture is updated at the step that ends it.
+        inputs: whether to keep what enters each layer, for `Readouts`: dim numbers a token and layer, which are held
+            until the routings are.
 
     Yields:
         The records, a sequence that grows as the model runs.
@@ -136,15 +160,17 @@ def capture(model: nn.Module) -> "Generator[Routings]":
     named = [(name, module) for name, module in model.named_modules() if isinstance(module, RoutingSource)]
     check_has_layers("model", model, len(named))
     sources = [module for _, module in named]
-    before = [module.routing_sink for module in sources]
+    before = [(module.routing_sink, module.routing_inputs) for module in sources]
     sinks: list[list[Emission]] = [[] for _ in sources]
     routings = Routings([name for name, _ in named], sources, sinks)
     for module, sink in zip(sources, sinks, strict=True):
-        module.routing_sink = sink
+        module.routing_sink, module.routing_inputs = sink, module.routing_inputs or inputs
     try:
         yield routings
     finally:
-        for module, sink, outer in zip(sources, sinks, before, strict=True):
-            module.routing_sink = outer
+        for module, sink, (outer, kept) in zip(sources, sinks, before, strict=True):
+            module.routing_sink, module.routing_inputs = outer, kept
             if outer is not None:
                 outer.extend(sink)
+    if optimizer is not None and len(routings) > 0:
+        routings.update_after(optimizer)

@@ -35,9 +35,10 @@ class RoutingOptions(TypedDict, total=False):
 
     Attributes:
         eval_capacity_factor: the capacity factor in evaluation, for every router; None, the default: no limit.
-        evaluation: "argmax", the default: each row takes its most probable expert (`topk`, `hash`, `loss-free`,
-            `priced` and `dense` do what they do in training). "priced": the largest logit minus a running average of
-            the exact prices, which stays near balance and needs no batch.
+        evaluation: "argmax": each row takes its most probable expert (`topk`, `hash`, `loss-free`, `priced` and `dense`
+            do what they do in training). "priced": the largest logit minus a running average of the exact prices, which
+            stays near balance and needs no batch. None, the default: "priced" for `base`, "argmax" for the others.
+            `router.evaluation` may be changed at any time.
         loss: of strategies, how the router learns, see `SamplingRule`: "reinforce", the default, by the score function;
             "gating", through its gate, which multiplies the outputs; "gated-reinforce", by both. The others are gated.
         temperature: of strategies, 1 by default: a number; a function of the number of updates so far, such as
@@ -53,12 +54,14 @@ class RoutingOptions(TypedDict, total=False):
         balance_loss: weight of the balance loss; None, the default: the router's.
         marginal_entropy: weight of the marginal-entropy loss; None, the default: the router's. The paper's setting: 0.
         z_loss: weight of the z-loss, 0 by default.
+        rate: of `loss-free`: what the bias moves by after each step, in logit units, 0.001 by default. Short runs need
+            more.
         token_prior: a `TokenPrior`, or the size of the vocabulary: a learnt table by token id that is added to the
             logits and starts at a hash. The layer then needs `token_ids`. None, the default: no table.
     """
 
     eval_capacity_factor: float | None
-    evaluation: str
+    evaluation: str | None
     loss: str
     temperature: float | str | Schedule
     eps: float | str | None
@@ -69,6 +72,7 @@ class RoutingOptions(TypedDict, total=False):
     balance_loss: float | None
     marginal_entropy: float | None
     z_loss: float
+    rate: float
     token_prior: TokenPrior | int | None
 
 
@@ -82,6 +86,7 @@ _OF_RULES: dict[str, Any] = {
     "eps": None,
     "solves": None,
     "target_sample_size": 0.5,
+    "rate": 1e-3,
 }
 _OF_LOSSES: dict[str, float | None] = {"balance_loss": None, "marginal_entropy": None, "z_loss": 0.0}
 
@@ -145,7 +150,7 @@ def make_router(
         rule,
         capacity_factor=capacity_factor,
         eval_capacity_factor=options.get("eval_capacity_factor"),
-        evaluation=options.get("evaluation", "argmax"),
+        evaluation=options.get("evaluation") or ("argmax" if row is None else row.evaluation),
         temperature=of_rule["temperature"],
         eps=of_rule["eps"] if row is None or of_rule["eps"] == "auto" else None,  # a number is in the rule
         target_sample_size=of_rule["target_sample_size"],
@@ -210,7 +215,7 @@ def _check_named(
     holds_all = row.name if rule_traits(rule).holds_all else None
     check_capacity_factor("capacity_factor", capacity_factor, holds_all=holds_all)
     check_no_limit("eval_capacity_factor", options.get("eval_capacity_factor"), row.name == "dense")
-    check_priceable(options.get("evaluation", "argmax"), row.name, row.inert)
+    check_priceable(options.get("evaluation"), row.name, row.inert)
     check_token_prior(row.name, options.get("token_prior"), row.inert)
 
 

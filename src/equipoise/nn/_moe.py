@@ -103,7 +103,7 @@ class MoE(RoutingSource):
             dtype: of the parameters.
             routing: options of the router, see `RoutingOptions`: eval_capacity_factor, evaluation, loss, temperature,
                 eps, solves, target_sample_size, sinkhorn_first, importance, balance_loss, marginal_entropy, z_loss,
-                token_prior.
+                rate, token_prior.
         """
         super().__init__()
         check_known_options(routing, MoE.__init__)
@@ -148,7 +148,7 @@ class MoE(RoutingSource):
         routing: Routing = self.router(x, mask=mask, token_ids=token_ids, generator=generator)
         tokens, metadata = self.dispatcher.dispatch(x.reshape(-1, self.dim), routing)
         y = self.dispatcher.combine(self.experts(tokens), metadata)
-        return emit(self, routing, y.to(x.dtype).reshape(x.shape))
+        return emit(self, routing, y.to(x.dtype).reshape(x.shape), x)
 
     def _check_transforms(self, x: Tensor) -> None:
         """Refuses what the way of rows to their experts and back has no rules for; looks at a number otherwise."""

@@ -75,6 +75,24 @@ class Monitor:
         return found
 
 
+def warn_without_capture(source: "RoutingSource") -> None:
+    """Warns, once for a layer, that gradient reaches it and its router's score function does not take part.
+
+    Args:
+        source: the layer.
+    """
+    if source.routing_warned:
+        return
+    source.routing_warned = True
+    warnings.warn(
+        "a layer whose router learns by the score function is trained without a capture, so that its router misses "
+        "that gradient: run the forward pass within `with equipoise.nn.capture(model) as routings` and call backward "
+        "on Surrogate()(token_losses, routings), or build the layer with loss='gating'",
+        RoutingWarning,
+        stacklevel=2,
+    )
+
+
 def watch(names: Sequence[str], sources: Sequence["RoutingSource"], routings: Sequence[Routing]) -> None:
     """Takes in one step of all layers of a model, and warns if any has been bad for long; once for all of them.
 

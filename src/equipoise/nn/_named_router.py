@@ -16,10 +16,11 @@ class NamedRouter:
     Attributes:
         name: what `MoE(router=...)` takes.
         make: builds the rule, from the number of experts, a device, and the options that it uses.
-        options: those options, of top_k, loss, sinkhorn_first, importance, temperature, eps, solves and
-            target_sample_size.
+        options: those options, of top_k, loss, sinkhorn_first, importance, temperature, eps, solves,
+            target_sample_size and rate.
         balance_loss: the weight of the balance loss, unless the user sets it.
         marginal_entropy: the weight of the marginal-entropy loss, unless the user sets it.
+        evaluation: what it does in evaluation, unless the user sets it.
         inert: why balance losses cannot move this router; None if they can.
         doc: one line.
     """
@@ -29,6 +30,7 @@ class NamedRouter:
     options: tuple[str, ...] = ()
     balance_loss: float = 0.0
     marginal_entropy: float = 0.0
+    evaluation: str = "argmax"
     inert: str | None = None
     doc: str
 

@@ -10,7 +10,9 @@ from equipoise.nn._router import Router
 from equipoise.nn._surrogate_checks import check_has_layers
 
 
-def parameter_groups(model: nn.Module, lr: float, *, router_lr_scale: float = 1.0) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, lr: float, *, router_lr_scale: float = 1.0, surrogate: nn.Module | None = None
+) -> list[dict[str, Any]]:
     """Splits a model's parameters into those of routers, with a learning rate of their own, and the rest.
 
     Args:
@@ -18,13 +20,14 @@ def parameter_groups(model: nn.Module, lr: float, *, router_lr_scale: float = 1.
             the module whose logits it gets, and that module's own parameters are the router's.
         lr: the learning rate of everything else.
         router_lr_scale: the routers' learning rate in units of `lr`.
+        surrogate: whose readouts are to be trained as well; None where it has none.
 
     Returns:
         Groups for any optimiser, each in the order of `model.parameters()`: the rest, then the routers, then the tables
-        of token priors, with the routers' rate and weight decay 0. Parameters that do not require gradient are left
-        out, shared ones are there once (with the routers, if a router has them), and so are groups without parameters.
-        The key "name" says which is which; optimisers carry it along. A module of a router says which of its parameters
-        do not decay by an attribute `no_weight_decay`, a tuple of their names.
+        of token priors, with the routers' rate and weight decay 0, then the surrogate's readouts. Parameters that do
+        not require gradient are left out, and so are groups without parameters; shared parameters are there once (with
+        the routers, if a router has them). The key "name" says which is which; optimisers carry it along. A module of a
+        router says which of its parameters do not decay by an attribute `no_weight_decay`, a tuple of their names.
 
     Example:
         >>> import torch
@@ -49,6 +52,7 @@ def parameter_groups(model: nn.Module, lr: float, *, router_lr_scale: float = 1.
         {"name": "model", "params": [p for p in trained if id(p) not in of_routers], "lr": lr},
         {"name": "routers", "params": [p for p in trained if id(p) in gates], "lr": rate},
         {"name": "token-priors", "params": [p for p in trained if id(p) in undecayed], "lr": rate, "weight_decay": 0.0},
+        {"name": "readouts", "params": [] if surrogate is None else list(surrogate.parameters()), "lr": lr},
     ]
     return [group for group in groups if group["params"]]
 

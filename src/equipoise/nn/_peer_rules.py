@@ -96,8 +96,9 @@ class _BalancedInTraining(ABC):
 class Base(_BalancedInTraining):
     """Solves the balanced assignment of the logits exactly, without noise (temperature 0), gated by p.
 
-    With `top_k` = K every row takes K different experts. In evaluation each row takes the experts of largest
-    probability, as BASE layers do.
+    With `top_k` = K every row takes K different experts. In evaluation the rule takes the experts of largest
+    probability, as BASE layers do. Nothing balances those: on a language model nearly all tokens of a layer took
+    the same expert. So the router `base` evaluates by prices unless told otherwise.
 
     Attributes:
         top_k: K.
@@ -150,6 +151,7 @@ class Hash:
     """
 
     seed: int = 0
+    reads_logits: ClassVar[bool] = False
     gated: ClassVar[bool] = False
     top_k: ClassVar[int] = 1
     limited: ClassVar[bool] = True
@@ -241,6 +243,7 @@ PEER_ROUTERS = (
         name="base",
         make=without_buffers(Base),
         options=("top_k",),
+        evaluation="priced",
         doc="the exact balanced assignment of the logits, with K experts a row, gated",
     ),
     NamedRouter(

@@ -46,6 +46,8 @@ from equipoise.nn._token_prior import TokenPrior, TokenTable
 from equipoise.ops import log_softmax
 
 EVALUATIONS = ("argmax", "priced")
+# Updates between two looks at the prices of a router that does not use them: enough to change to "priced" at any time.
+_SELDOM = 8
 
 
 class Router(WideBuffers):
@@ -95,7 +97,9 @@ class Router(WideBuffers):
             capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) rows; None: no
                 limit.
             eval_capacity_factor: the same in evaluation.
-            evaluation: "argmax": what the rule does in evaluation; "priced": see `RunningPrices`.
+            evaluation: "argmax": what the rule does in evaluation; "priced": see `RunningPrices`. The attribute may be
+                set at any time: prices are averaged in either case (of every eighth batch while they are not used), and
+                are part of the state dict.
             temperature: for rules that sample: a number, a function of the number of `observe` calls so far, or
                 "auto", see `AutoProposal`.
             eps: for rules that mix: "auto", or None for the rule's own.
@@ -111,7 +115,6 @@ class Router(WideBuffers):
         check_at_least("num_experts", num_experts, 1)
         check_capacity_factor("capacity_factor", capacity_factor)
         check_capacity_factor("eval_capacity_factor", eval_capacity_factor)
-        check_one_of("evaluation", evaluation, EVALUATIONS)
         check_top_k(rule_traits(rule).top_k, num_experts)
         self.dim, self.num_experts = dim, num_experts
         self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
@@ -123,8 +126,8 @@ class Router(WideBuffers):
         self.register_parameter("weight", weight)
         prior = TokenPrior(token_prior) if isinstance(token_prior, int) else token_prior
         self.prior = None if prior is None else TokenTable(prior, num_experts, device=device, dtype=dtype)
-        own_prices = evaluation == "argmax" or isinstance(rule, Priced)
-        self.average = None if own_prices else RunningPrices(num_experts, device=device)
+        unpriced = isinstance(rule, Priced) or not self.traits.reads_logits
+        self.average = None if unpriced else RunningPrices(num_experts, device=device)
         check_mixes(eps, self.traits.mixes)
         chosen = [name for name, value in (("eps", eps), ("temperature", temperature)) if value == "auto"]
         self.auto = AutoProposal(chosen, target=target_sample_size, device=device) if chosen else None
@@ -136,6 +139,16 @@ class Router(WideBuffers):
         super().__setattr__(name, value)
         if name == "rule":
             self.traits: RuleTraits = rule_traits(value)
+
+    @property
+    def evaluation(self) -> str:
+        """What happens in evaluation: "argmax" or "priced"."""
+        return self._evaluation
+
+    @evaluation.setter
+    def evaluation(self, evaluation: str) -> None:
+        check_one_of("evaluation", evaluation, EVALUATIONS)
+        self._evaluation = evaluation
 
     def _set_temperature(self, temperature: float | str | Schedule, device: torch.device | str | None) -> None:
         """Keeps a number as it is; what changes is a tensor, so that compiled code need not be compiled again."""
@@ -281,7 +294,7 @@ class Router(WideBuffers):
 
     def _choose(self, logits: Tensor, request: RouteRequest) -> Routing:
         """Calls the rule, or takes the running prices in evaluation."""
-        if self.training or self.average is None:
+        if self.training or self.average is None or self.evaluation == "argmax":
             decided: Any = self.rule(logits, request)
             check_routing(decided, isinstance(decided, Routing))
             return decided
@@ -313,7 +326,7 @@ class Router(WideBuffers):
         if self.traits.observe is not None:
             self.traits.observe(routing)
         if self.average is not None:
-            self.average.take(routing.compared, routing.mask, self.traits.top_k)
+            self._observe_prices(self.average, routing)
         self.updates += 1
         if self.schedule is not None:
             self.temperature.fill_(self.schedule(int(self.updates)))
@@ -321,6 +334,12 @@ class Router(WideBuffers):
             self.auto.observe(routing)
             if "temperature" in self.auto.names:
                 self.temperature.copy_(self.auto.read("temperature"))
+
+    def _observe_prices(self, average: RunningPrices, routing: Routing) -> None:
+        """Takes in the prices of a batch; of every eighth where they are not used yet."""
+        every = 1 if self.evaluation == "priced" else _SELDOM
+        if every == 1 or int(self.updates) % every == 0:
+            average.take(routing.compared, routing.mask, self.traits.top_k, stands_for=every)
 
     def extra_repr(self) -> str:
         """Shows the settings."""

@@ -152,7 +152,7 @@ def check_target(value: float, default: float, chosen: bool) -> None:
         )
 
 
-def check_priceable(evaluation: str, router: str, inert: str | None) -> None:
+def check_priceable(evaluation: str | None, router: str, inert: str | None) -> None:
     """Requires a router that learns logits, where they decide in evaluation."""
     if evaluation == "priced" and inert is not None:
         raise ValueError(

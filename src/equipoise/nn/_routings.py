@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from equipoise.nn._capture import Emission, RoutingSource
 from equipoise.nn._monitor import watch
@@ -69,6 +71,35 @@ class Routings(Sequence[Routing]):
         """The name in the model of the layer that made each record; empty if the layer is the model."""
         return [self._names[layer] for layer, _ in self._entries()]
 
+    @property
+    def numbers(self) -> list[int]:
+        """The number of the layer that made each record, in the order of the model's modules."""
+        return [layer for layer, _ in self._entries()]
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers the model has, whether they were called or not."""
+        return len(self._sources)
+
+    def balance_loss(self) -> Float[Tensor, ""]:
+        """Adds up the balance losses of all layers, with their weights in them: what gated routers add to a loss.
+
+        For a loop without `Surrogate`, `(loss + routings.balance_loss()).backward()`; a surrogate has them already.
+
+        Returns:
+            A scalar, with gradient; 0 where there is none.
+
+        Example:
+            >>> import equipoise as eq
+            >>> moe = eq.nn.MoE(8, 4, router="switch")
+            >>> with eq.nn.capture(moe) as routings:
+            ...     loss = moe(torch.randn(16, 8)).square().mean()
+            >>> (loss + routings.balance_loss()).backward()
+        """
+        check_captured(len(self))
+        losses = [loss for routing in self for loss in routing.balance_losses.values()]
+        return torch.stack(losses).sum() if losses else self[0].logits.new_zeros(())
+
     def stats(self) -> dict[str, dict[str, float | int | list[int]]]:
         """Reads the telemetry of every layer into plain numbers, for any logger; waits for the device.
 
@@ -92,6 +123,25 @@ class Routings(Sequence[Routing]):
                 source.routing_sink = None
         return [emission for _, emission in self._entries()]
 
+    def update_after(self, optimizer: torch.optim.Optimizer) -> None:
+        """Calls `update` after the next step of an optimiser, unless that has been done by then.
+
+        Args:
+            optimizer: whose step ends this training step.
+        """
+        # One hook for an optimiser: a hook cannot be removed while hooks run.
+        hooks = optimizer._optimizer_step_post_hooks.values()  # pyright: ignore[reportPrivateUsage]
+        after = next((hook for hook in hooks if isinstance(hook, _AfterStep)), None)
+        if after is None:
+            after = _AfterStep()
+            optimizer.register_step_post_hook(after)
+        after.pending.append(self)
+
+    def update_once(self) -> None:
+        """Calls `update`, unless that has been done."""
+        if not self._updated:
+            self.update()
+
     @torch.no_grad()
     def update(self) -> None:
         """Ends a training step: what layers learn without gradient, and a look at whether routing is in order.
@@ -108,6 +158,18 @@ class Routings(Sequence[Routing]):
             if source.training:
                 source.observe(routing)
         watch(self.names, self.modules, list(self))
+
+
+class _AfterStep:
+    """A hook of an optimiser: updates what was captured since its last step."""
+
+    def __init__(self) -> None:
+        self.pending: list[Routings] = []
+
+    def __call__(self, *_: object) -> None:
+        pending, self.pending = self.pending, []
+        for routings in pending:
+            routings.update_once()
 
 
 def _when(entries: list[tuple[int, Emission]]) -> Callable[[tuple[int, Emission]], tuple[int, int]]:

@@ -129,6 +129,7 @@ class RuleTraits:
         limited: whether the layer's capacity factor concerns it in training.
         assigns_all: whether every row gets an expert. A rule that is limited too needs a capacity factor of at least 1.
         mixes: whether it takes `RouteRequest.eps`.
+        reads_logits: whether the logits have a say in what it chooses; prices in logit units mean nothing otherwise.
         gated: whether the router's probabilities multiply the experts' outputs, for `evaluation="priced"`.
         factors: from log_p and indices to the factors of the experts' outputs, for `evaluation="priced"`; None: those
             of `choose_top`.
@@ -139,6 +140,7 @@ class RuleTraits:
     limited: bool = True
     assigns_all: bool = False
     mixes: bool = False
+    reads_logits: bool = True
     gated: bool = True
     factors: Callable[[Tensor, Tensor], Tensor] | None = None
     observe: Callable[..., object] | None = None

@@ -5,7 +5,8 @@ Legend: T rows (tokens), n rows that count, l layers.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,6 +18,7 @@ from equipoise.nn._capture import Emission
 from equipoise.nn._credit import CREDITS, WEIGHTS, counted_rows, credited, product_weight
 from equipoise.nn._graph import missing_outputs
 from equipoise.nn._layer_baselines import Baseline, LayerBaselines, Residual, pair_baselines, read_baselines
+from equipoise.nn._readouts import Readouts
 from equipoise.nn._recompute import Pending, expect
 from equipoise.nn._routings import Routings
 from equipoise.nn._surrogate_checks import (
@@ -26,11 +28,29 @@ from equipoise.nn._surrogate_checks import (
     check_graph,
     check_routings,
     check_same_forward,
+    check_targets,
     check_token_shape,
 )
 
 # The first calls show whether a training loop is put together rightly; later ones are looked at now and then.
 _CHECKED_CALLS = 3
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SurrogateLoss:
+    """A surrogate's loss with what it is made of. The loss itself is not comparable between routers; `task` is.
+
+    Attributes:
+        loss: to call backward on; its value is the (weighted) mean loss plus the balance losses.
+        task: the plain mean of the token losses that count, detached.
+        balance: the sum of the balance losses of all layers, detached.
+        readout: the sum of the readouts' losses, detached, which is gradient and no value of `loss`; None without.
+    """
+
+    loss: Float[Tensor, ""]
+    task: Float[Tensor, ""]
+    balance: Float[Tensor, ""]
+    readout: Float[Tensor, ""] | None = None
 
 
 class Surrogate(nn.Module):
@@ -102,7 +122,7 @@ class Surrogate(nn.Module):
 
     Requires: b_i^l that does not depend on any z of layer l or a layer after it. With one baseline for all layers that
     is: on any z. A statistic of past batches does not; a statistic of this batch does, see `leave_one_out_baseline`.
-    For `ResidualBaseline` and `Readout` see there.
+    For `ResidualBaseline`, `Readout` and `Readouts` see there.
 
     Example:
         >>> import equipoise as eq
@@ -124,7 +144,7 @@ class Surrogate(nn.Module):
 
     def __init__(
         self,
-        baseline: Baseline | Sequence[Baseline] | None = None,
+        baseline: Baseline | Readouts | Sequence[Baseline] | None = None,
         credit: str = "token",
         *,
         weights: str = "router",
@@ -134,9 +154,10 @@ class Surrogate(nn.Module):
         Args:
             baseline: b. None: an exponential moving average of past losses, `EMABaseline()`. Or one of your own, a
                 `ResidualBaseline`, a number, or a tensor with a number for each token. Or a list of such, one for each
-                layer in order of execution. The averages are part of `state_dict`, and move on at each call in
-                training mode with gradients enabled. Not a mean over the batch in hand: under a capacity that is
-                biased, and nothing in a tensor tells that it is one; see `equipoise.reinforce`.
+                layer in order of execution. Or `Readouts`, which are that for every layer of a model. What learns is
+                part of `state_dict`, and moves on at each call in training mode with gradients enabled. Not a mean over
+                the batch in hand: under a capacity that is biased, and nothing in a tensor tells that it is one; see
+                `equipoise.reinforce`.
             credit: "token", "sequence" or "batch".
             weights: which terms carry weights: "router", "all" or "none". Except with "all", dropped tokens count with
                 the loss that they have.
@@ -155,6 +176,7 @@ class Surrogate(nn.Module):
         token_losses: Float[Tensor, "*shape"],
         routings: Routings,
         *,
+        targets: Tensor | None = None,
         mask: Bool[Tensor, "*shape"] | None = None,
         residual: Residual | Sequence[Residual | None] | None = None,
         baseline: Float[Tensor, "*shape"] | None = None,
@@ -167,6 +189,7 @@ class Surrogate(nn.Module):
                 forward pass that was captured. With or without gradient. That they belong together is checked, in the
                 first calls and now and then, by a walk over the autograd graph.
             routings: what `capture` yielded; serves one call.
+            targets: what the losses compare with, for `Readouts`.
             mask: False for tokens whose loss does not count (prompts, padding). Their decisions still answer for the
                 losses after them.
             residual: with a `ResidualBaseline`: each token's loss without the experts' output, of the shape of
@@ -179,18 +202,41 @@ class Surrogate(nn.Module):
                 stays unbiased. A baseline that learns then learns what the critic leaves.
 
         Returns:
-            The scalar; at least float32. Scale it, add other losses to it, call backward on it.
+            The scalar; at least float32. Scale it, add other losses to it, call backward on it. `parts` returns it with
+            what it is made of.
         """
-        check_routings(type(routings).__name__, isinstance(routings, Routings))  # pyright: ignore[reportUnnecessaryIsInstance]
-        check_captured(len(routings))
-        check_floating("token_losses", token_losses)
-        shape = check_token_shape("token_losses", token_losses, [layer.shape for layer in routings])
-        check_mask(mask, token_losses.shape)
-        if critic is not None:
-            layer = routings[0]
-            check_critic_use(len(routings), self.credit, len(layer.samples), layer.score_function)
-            check_critic(critic, [*token_losses.shape, layer.num_experts])
-        pairs = pair_baselines(self.baseline if baseline is None else baseline, residual, len(routings))
+        how = {"targets": targets, "mask": mask, "residual": residual, "baseline": baseline, "critic": critic}
+        return self.parts(token_losses, routings, **cast(Any, how)).loss
+
+    def parts(
+        self,
+        token_losses: Float[Tensor, "*shape"],
+        routings: Routings,
+        *,
+        targets: Tensor | None = None,
+        mask: Bool[Tensor, "*shape"] | None = None,
+        residual: Residual | Sequence[Residual | None] | None = None,
+        baseline: Float[Tensor, "*shape"] | None = None,
+        critic: Float[Tensor, "*shape E"] | None = None,
+    ) -> SurrogateLoss:
+        """Builds the loss, and says what it is made of; in place of calling the surrogate.
+
+        Args:
+            token_losses: as in `forward`, like the others.
+            routings: what `capture` yielded; serves one call.
+            targets: for `Readouts`.
+            mask: False for tokens whose loss does not count.
+            residual: for `ResidualBaseline`.
+            baseline: b for each token of this call.
+            critic: c for each token and expert.
+
+        Returns:
+            The loss to call backward on, with its parts for a log.
+        """
+        shape = self._check(token_losses, routings, mask, critic)
+        own: Any = self.baseline if baseline is None else baseline
+        check_targets(targets is not None, isinstance(self.baseline, Readouts))
+        pairs = [] if isinstance(own, Readouts) else pair_baselines(own, residual, len(routings))
         emissions = routings.consume()
         self._check_same_forward(token_losses, routings.names, emissions)
 
@@ -202,14 +248,14 @@ class Surrogate(nn.Module):
         n: Any = max(losses.shape[0], 1) if counted is None else counted.sum().clamp_min(1)
         active = weight != 0  # a row of weight 0 has no term, whatever its loss holds
         value = torch.where(active, weight * losses, 0.0).sum() / n
-        left = losses.detach()
+        left, readout = losses.detach(), None
+        task = (left if counted is None else torch.where(counted, left, 0.0)).sum() / n
         if critic is not None:
-            check_critic_graph(emissions[0].grad_enabled or not value.requires_grad)
-            layer = emissions[0].routing
-            c = critic.detach().reshape(layer.log_p.shape).to(layer.log_p.dtype)
-            (sample,) = layer.samples
-            left = left - sample.at_z(c)
-            value = value + expected_critic(layer.log_p, c, counted).sum() / n
+            left, added = _less_critic(left, critic, emissions[0], counted, value.requires_grad)
+            value = value + added / n
+        if isinstance(own, Readouts):
+            pairs, readout = own(routings, emissions, targets, token_losses.shape, counted)
+            value = value + (readout - readout.detach())
         moves = self.training and torch.is_grad_enabled()
         baselines = read_baselines(pairs, left, active, token_losses.shape, moves)
 
@@ -221,7 +267,24 @@ class Surrogate(nn.Module):
         credits = credits if len(credits) > 1 else credits * len(emissions)
         if self.weights == "router":
             credits = [c * layer.weight for c, layer in zip(credits, routings, strict=True)]
-        return _with_routers(value, credits, routings, emissions)
+        loss = _with_routers(value, credits, routings, emissions)
+        balance, readout = routings.balance_loss().detach(), None if readout is None else readout.detach()
+        return SurrogateLoss(loss=loss, task=task, balance=balance, readout=readout)
+
+    def _check(
+        self, token_losses: Tensor, routings: Routings, mask: Tensor | None, critic: Tensor | None
+    ) -> tuple[int, ...]:
+        """Checks what belongs together; returns the shape of the tokens."""
+        check_routings(type(routings).__name__, isinstance(routings, Routings))  # pyright: ignore[reportUnnecessaryIsInstance]
+        check_captured(len(routings))
+        check_floating("token_losses", token_losses)
+        shape = check_token_shape("token_losses", token_losses, [layer.shape for layer in routings])
+        check_mask(mask, token_losses.shape)
+        if critic is not None:
+            layer = routings[0]
+            check_critic_use(len(routings), self.credit, len(layer.samples), layer.score_function)
+            check_critic(critic, [*token_losses.shape, layer.num_experts])
+        return shape
 
     def _check_same_forward(self, token_losses: Tensor, names: list[str], emissions: Sequence[Emission]) -> None:
         """Walks the graph in the first calls, and in those whose number is a power of two."""
@@ -247,6 +310,17 @@ class Surrogate(nn.Module):
         return f"credit={self.credit!r}, weights={self.weights!r}"
 
 
+def _less_critic(
+    left: Tensor, critic: Tensor, emission: Emission, counted: Tensor | None, differentiable: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns the losses less the critic at the experts drawn, and the sum of what that takes away in expectation."""
+    check_critic_graph(emission.grad_enabled or not differentiable)
+    layer = emission.routing
+    c = critic.detach().reshape(layer.log_p.shape).to(layer.log_p.dtype)
+    (sample,) = layer.samples
+    return left - sample.at_z(c), expected_critic(layer.log_p, c, counted).sum()
+
+
 def _with_routers(
     value: Tensor, credits: Sequence[Tensor], routings: Routings, emissions: Sequence[Emission]
 ) -> Tensor:
@@ -257,7 +331,8 @@ def _with_routers(
     names, sources = routings.names, routings.modules
     differentiable = value.requires_grad
     pending: list[Pending] = []
-    for index, (layer, _, grad_enabled, compiled, _) in enumerate(emissions):
+    for index, emission in enumerate(emissions):
+        layer, grad_enabled = emission.routing, emission.grad_enabled
         coefficient = credits[index] if layer.score_function else None
         for balance_loss in layer.balance_losses.values():
             value = value + balance_loss
@@ -266,7 +341,7 @@ def _with_routers(
             value = value + score_function(layer.log_prob(), coefficient, coefficient != 0).sum()
         owes = coefficient is not None or len(layer.balance_losses) > 0
         if not grad_enabled and differentiable and owes:
-            check_graph(names[index], sources.count(sources[index]), compiled)
+            check_graph(names[index], sources.count(sources[index]), emission.compiled)
             pending.append(Pending(sources[index], layer, coefficient))
     return expect(
         value, pending, [source for source, emission in zip(sources, emissions, strict=True) if emission.compiled]

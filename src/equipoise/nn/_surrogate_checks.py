@@ -142,3 +142,32 @@ def check_residual(needed: bool, given: bool) -> None:
         raise ValueError(
             "residual must come with a ResidualBaseline, got another baseline: Surrogate(baseline=ResidualBaseline())"
         )
+
+
+def check_targets(given: bool, readouts: bool) -> None:
+    """Requires that targets come with readouts, which alone use them."""
+    if given and not readouts:
+        raise ValueError(
+            "targets must come with Readouts, got another baseline: build Surrogate(Readouts(model, classes)), or "
+            "leave targets out"
+        )
+
+
+def check_readouts(readouts: int, layers: int, targets: bool) -> None:
+    """Requires targets, and a readout for each layer of the model that was captured."""
+    if not targets:
+        raise ValueError("targets must be given with Readouts, got None: pass what the token losses compare with")
+    if readouts != layers:
+        raise ValueError(
+            f"Readouts must have been built from the model that is captured, which has {layers} layers, got "
+            f"{readouts} readouts: build them from that model"
+        )
+
+
+def check_inputs(kept: bool) -> None:
+    """Requires a capture that kept what entered the layers."""
+    if not kept:
+        raise ValueError(
+            "routings must hold what entered each layer where there are Readouts, got none: open the capture with "
+            "capture(model, inputs=True); a layer of your own hands its input over as the last argument of emit"
+        )

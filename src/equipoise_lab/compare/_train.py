@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.estimators import RegressionCritic, marginal_entropy_loss
+from equipoise.estimators import EMABaseline, RegressionCritic, marginal_entropy_loss
 from equipoise.nn import Grouped, MoE, Surrogate, capture
 from equipoise.ops import log_softmax
 from equipoise_lab.compare._contenders import CONTENDERS
@@ -101,7 +101,7 @@ class _Learner:
         self.run, self.task = run, task
         self.learns = CONTENDERS[run.contender].learns
         self.layer = build_layer(run, recipe, task)
-        self.surrogate = Surrogate(weights="all")
+        self.surrogate = Surrogate(EMABaseline(corrected=False), weights="all")
         self.noise = torch.Generator().manual_seed(_NOISE + run.seed)
         # One label less than there are: the intercept stands for the last.
         self.critic = RegressionCritic(recipe.num_experts, task.num_classes - 1, decay=_DECAY)

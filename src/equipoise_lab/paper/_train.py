@@ -194,7 +194,7 @@ class _Batch:
         self.adam = _Adam(self.theta, torch.tensor([run.learning_rate for run in runs]))
         self.diverged = torch.zeros(len(runs), dtype=torch.bool)
         decay = 0.0 if recipe.baseline_decay is None else recipe.baseline_decay
-        self.baseline = EMABaseline(decay, shape=[self.reinforced.stop])
+        self.baseline = EMABaseline(decay, shape=[self.reinforced.stop], corrected=False)
         self.critic = RegressionCritic(2, 5, shape=[self.reinforced.stop]) if self.method.critic else None
 
     def step(self, noise: Noise) -> None:

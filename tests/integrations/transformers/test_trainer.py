@@ -186,6 +186,21 @@ def test_the_mixin_and_a_surrogate_of_your_own(tmp_path):
     assert [group["name"] for group in trainer.optimizer.param_groups] == ["model", "routers"]
 
 
+def test_readouts_train_in_the_trainers_optimiser_and_resume(tmp_path):
+    def run(resume=None):
+        model = tiny_model("qwen3-moe")
+        swap_routers(model, "skip-iw")
+        torch.manual_seed(5)
+        surrogate = eq.nn.Surrogate(eq.nn.Readouts(model, VOCABULARY))
+        before = [p.clone() for p in surrogate.parameters()]
+        trainer, seen = train(model, tmp_path, steps=4, save=2, resume=resume, surrogate=surrogate)
+        assert not any(torch.equal(p, q) for p, q in zip(trainer.surrogate.parameters(), before, strict=True))
+        return seen.losses
+
+    losses = run()
+    assert run(str(tmp_path / "checkpoint-2")) == losses[2:]
+
+
 def test_token_losses_are_the_models_loss():
     model, ids = tiny_model("mixtral"), tokens()
     out = model(input_ids=ids, labels=ids)

@@ -155,13 +155,18 @@ class RoutedBlock(RoutingSource):
         routing, layer.routing, layer.shape = layer.routing, None, None
         assert routing is not None, "the block did not call its gate"
         if isinstance(output, tuple):
-            return emit(self, routing, output[0]), *output[1:]
-        return emit(self, routing, output)
+            return emit(self, routing, output[0], hidden_states), *output[1:]
+        return emit(self, routing, output, hidden_states)
 
     @property
     def routed_gate(self) -> RoutedGate:
         """The gate."""
         return next(child for child in self.children() if isinstance(child, RoutedGate))
+
+    @property
+    def dim(self) -> int:
+        """Features of a row."""
+        return next(parameter.shape[1] for parameter in self.routed_gate.parameters() if parameter.ndim == 2)
 
     def observe(self, routing: Routing) -> None:
         """Updates the router's averages and schedules, after the step.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from equipoise.estimators import Strategy
 from equipoise.integrations.transformers._contract import CORRECTION_BIAS, FoundLayer, find_layers, find_scoring
 from equipoise.integrations.transformers._layer import LAYER, ROUTER, Layer, RoutedBlock, RoutedGate, Rows, routed_class
-from equipoise.nn import Router, RoutingOptions, RoutingRule, RoutingWarning, make_router
+from equipoise.nn import Router, RoutingOptions, RoutingRule, RoutingSource, RoutingWarning, make_router
 
 _HOOK = "equipoise_rows"
 
@@ -199,7 +199,7 @@ def _uninstall(layer: FoundLayer) -> None:
         assert isinstance(module, RoutedBlock | RoutedGate)
         object.__setattr__(module, "__class__", module.native)
     for module in (block, gate, experts):
-        for name in (LAYER, "experts_config", "routing_sink", "routing_pending", "routing_monitor"):
+        for name in (LAYER, "experts_config", *(name for name in vars(RoutingSource) if name.startswith("routing_"))):
             module.__dict__.pop(name, None)
     experts.__dict__["_is_expert_parallel"] = False
 
@@ -234,7 +234,7 @@ def _other_losses(layer: FoundLayer) -> list[str]:
 
 def _learnt_prices(router: Router) -> Tensor | None:
     """Returns what a router subtracts from what it compares in evaluation; None if it has nothing to subtract."""
-    if router.average is not None:
+    if router.average is not None and router.evaluation == "priced":
         return router.average.prices
     rule: Any = router.rule
     if hasattr(rule, "average"):

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback
 
 from equipoise.integrations.transformers._checkpoint import load_renamed, load_router_states, router_states
 from equipoise.integrations.transformers._layer import ROUTER, routed_blocks
-from equipoise.nn import Surrogate, capture
+from equipoise.nn import Readouts, Surrogate, capture
 from equipoise.nn._credit import counted_rows
 from equipoise.nn._routings import Routings
 
@@ -44,7 +44,8 @@ class RoutedTrainerMixin(_Base):
     - Evaluation is the Trainer's own: the model's loss, with routers in evaluation mode.
 
     Args:
-        surrogate: None: `Surrogate()`.
+        surrogate: None: `Surrogate()`. `Surrogate(Readouts(model, vocabulary))` has a baseline for each layer; the
+            Trainer's optimiser trains its heads.
         args: as the Trainer's.
         kwargs: as the Trainer's.
     """
@@ -53,7 +54,7 @@ class RoutedTrainerMixin(_Base):
         super().__init__(*args, **kwargs)
         self.surrogate = Surrogate() if surrogate is None else surrogate
         self._routed: list[Routings] = []
-        self._logged: dict[str, float] = {}
+        self._last: Routings | None = None
         _check_routed(self.model)
         _check_loss(self.compute_loss_func, getattr(self.model, "config", None))
         self.add_callback(_UpdateRouters(self))
@@ -82,11 +83,13 @@ class RoutedTrainerMixin(_Base):
         labels = _next_tokens(inputs)
         given = {name: x for name, x in inputs.items() if name not in ("labels", "shift_labels")}
         # The layers are the same modules within any wrapper; their names are the model's own.
-        with capture(self.accelerator.unwrap_model(model, keep_torch_compile=False)) as routings:
+        inner: Any = self.accelerator.unwrap_model(model, keep_torch_compile=False)
+        reads = isinstance(self.surrogate.baseline, Readouts)
+        with capture(inner, inputs=reads) as routings:
             outputs: Any = model(**given)
         losses, counts = token_losses(outputs.logits, labels, self.args.label_smoothing_factor)
         counted = counted_rows(counts.reshape(-1), routings)
-        loss: Tensor = self.surrogate(losses, routings, mask=counts)
+        loss: Tensor = self.surrogate(losses, routings, mask=counts, targets=labels if reads else None)
         self.loss_is_scaled_for_ga = num_items_in_batch is not None
         if num_items_in_batch is not None:
             own = counts.numel() if counted is None else counted.sum()
@@ -112,10 +115,23 @@ class RoutedTrainerMixin(_Base):
             args: as the Trainer's.
             kwargs: as the Trainer's.
         """
-        last = getattr(self, "_last", None)
-        if "loss" in logs and last is not None:
-            logs.update(_telemetry(last))
+        if "loss" in logs and self._last is not None:
+            logs.update(_telemetry(self._last))
         super().log(logs, *args, **kwargs)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Creates the Trainer's optimiser, and gives it the surrogate's readouts too.
+
+        Args:
+            args: as the Trainer's.
+            kwargs: as the Trainer's.
+        """
+        optimizer = super().create_optimizer(*args, **kwargs)
+        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        readouts = [p for p in self.surrogate.parameters() if id(p) not in known]
+        if readouts:
+            optimizer.add_param_group({"params": readouts, "weight_decay": 0.0})
+        return optimizer
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Returns the parameters that weight decay is for: the Trainer's, without the tables of token priors.

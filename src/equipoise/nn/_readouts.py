@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A readout and a baseline for every layer of a model, which `Surrogate` reads and trains.
+
+Legend: l layers.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from equipoise.nn._capture import Emission, RoutingSource
+from equipoise.nn._readout import Readout, cross_entropy
+from equipoise.nn._residual_baseline import ResidualBaseline
+from equipoise.nn._routings import Routings
+from equipoise.nn._surrogate_checks import check_has_layers, check_inputs, check_readouts
+
+
+class Readouts(nn.Module):
+    r"""The baseline for models of several layers: `Surrogate(Readouts(model, classes))`.
+
+    Each layer l that learns by the score function has a `Readout` on what enters it, and a `ResidualBaseline` on the
+    readout's loss r_i^l: b_i^l = alpha_l + beta_l r_i^l. What enters layer l has seen the draws of the layers before it
+    and none of its own, so b_i^l is unbiased for layer l. `Surrogate` adds the readouts' losses to what it returns, as
+    gradient and no value; the gradient reaches the heads alone. What is left to do is to hand the targets to the
+    surrogate, to keep the layers' inputs (`capture(model, inputs=True)`), and to let the optimiser have the heads'
+    parameters (`parameter_groups(model, lr, surrogate=surrogate)`).
+
+    Example:
+        >>> import equipoise as eq
+        >>> model = torch.nn.Sequential(eq.nn.MoE(8, 4), torch.nn.Linear(8, 5))
+        >>> surrogate = eq.nn.Surrogate(eq.nn.Readouts(model, 5))
+        >>> optimizer = torch.optim.AdamW(eq.nn.parameter_groups(model, lr=1e-3, surrogate=surrogate))
+        >>> x, targets = torch.randn(16, 8), torch.randint(5, [16])
+        >>> with eq.nn.capture(model, optimizer, inputs=True) as routings:
+        ...     losses = torch.nn.functional.cross_entropy(model(x), targets, reduction="none")
+        >>> surrogate(losses, routings, targets=targets).backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: int | Callable[[int], nn.Module],
+        loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+        *,
+        decay: float = 0.99,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Builds a readout for each layer of a model.
+
+        Args:
+            model: the one that will be captured.
+            head: how many numbers to predict, by one linear layer; or a function from a layer's dim to a module.
+            loss: from predictions and targets to one loss for each token.
+            decay: of the running moments of each `ResidualBaseline`.
+            device: of linear heads.
+            dtype: of linear heads.
+        """
+        super().__init__()
+        sources: list[Any] = [module for module in model.modules() if isinstance(module, RoutingSource)]
+        check_has_layers("model", model, len(sources))
+        heads = [head if isinstance(head, int) else head(source.dim) for source in sources]
+        self.readouts = nn.ModuleList(
+            Readout(source.dim, each, loss, device=device, dtype=dtype)
+            for source, each in zip(sources, heads, strict=True)
+        )
+        self.baselines = nn.ModuleList(ResidualBaseline(decay) for _ in sources)
+
+    def forward(
+        self,
+        routings: Routings,
+        emissions: Sequence[Emission],
+        targets: Tensor | None,
+        shape: Sequence[int],
+        counted: Bool[Tensor, " T"] | None,
+    ) -> tuple[list[tuple[float | ResidualBaseline, Tensor | None]], Float[Tensor, ""]]:
+        """Reads every layer that learns by the score function.
+
+        Args:
+            routings: of the capture.
+            emissions: its records.
+            targets: as the loss takes them.
+            shape: of the token losses.
+            counted: rows that count; None for all of them.
+
+        Returns:
+            For each record its baseline and its residual, and the sum of the readouts' losses.
+        """
+        check_readouts(len(self.readouts), routings.num_layers, targets is not None)
+        pairs: list[tuple[float | ResidualBaseline, Tensor | None]] = []
+        total = torch.zeros((), device=emissions[0].routing.logits.device)
+        mask = None if counted is None else counted.reshape(*shape)
+        for number, emission in zip(routings.numbers, emissions, strict=True):
+            if not emission.routing.score_function:
+                pairs.append((0.0, None))
+                continue
+            check_inputs(emission.inputs is not None)
+            assert emission.inputs is not None
+            hidden = emission.inputs.reshape(*shape, emission.inputs.shape[-1])
+            found = self.readouts[number](hidden, targets, mask=mask)
+            baseline = self.baselines[number]
+            assert isinstance(baseline, ResidualBaseline)
+            pairs.append((baseline, found.residual))
+            total = total + found.loss
+        return pairs, total
