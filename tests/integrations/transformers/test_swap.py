@@ -208,7 +208,9 @@ def test_a_gate_that_computes_something_else_is_refused():
         num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2,
     )  # fmt: skip
     model = transformers.PhimoeForCausalLM(config)
-    with pytest.raises(ValueError, match="must have a gate next to stacked experts|must score by softmax or sigmoid"):
+    with pytest.raises(
+        ValueError, match="must score by softmax or sigmoid, got PhimoeTopKRouter of 'model.layers.0.mlp'"
+    ):
         swap_routers(model, "topk")
 
 
@@ -229,6 +231,14 @@ def test_unknown_scores_and_wrong_contracts_are_refused(monkeypatch):
     with pytest.raises(
         ValueError, match=r"must return logits \[T, E\], scores \[T, K\] and indices \[T, K\], got tuple"
     ):
+        swap_routers(model, "topk")
+
+
+def test_a_gate_that_takes_more_than_rows_is_refused(monkeypatch):
+    model = tiny_model("mixtral")
+    gate = type(model.model.layers[0].mlp.gate)
+    monkeypatch.setattr(gate, "forward", lambda self, h, bias: None)
+    with pytest.raises(ValueError, match=r"a gate must take rows and nothing else, got MixtralTopKRouter of .*bias"):
         swap_routers(model, "topk")
 
 

@@ -16,7 +16,7 @@ from equipoise.integrations.transformers import (
     token_losses,
 )
 from equipoise.integrations.transformers._layer import routed_blocks
-from support.tiny_transformers import VOCABULARY, tiny_model, tokens
+from support.tiny_transformers import FAMILIES, VOCABULARY, tiny_model, tokens
 
 
 def dataset(rows=24, positions=12, seed=0):
@@ -166,6 +166,17 @@ def test_prices_move_once_an_optimiser_step_after_all_its_batches(tmp_path):
         router = block.routed_gate.router
         assert router.updates.item() == 4  # every batch is observed
         assert router.rule.average.prices.abs().sum() > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_trains_its_gates(tmp_path, family):
+    model = tiny_model(family)
+    swap_routers(model, "gm-iw-mix", capacity_factor=1.25)
+    before = [block.routed_gate.weight.clone() for _, block in routed_blocks(model)]
+    _, seen = train(model, tmp_path, steps=1)
+    assert math.isfinite(seen.losses[0])
+    for (_, block), weight in zip(routed_blocks(model), before, strict=True):
+        assert not torch.equal(block.routed_gate.weight, weight)
 
 
 def test_the_mixin_and_a_surrogate_of_your_own(tmp_path):

@@ -62,9 +62,8 @@ def find_layers(model: nn.Module) -> list[FoundLayer]:
     layers = [layer for name, block in model.named_modules() for layer in _layers_of(name, block)]
     if not layers:
         raise ValueError(
-            f"model must have a gate next to stacked experts (a child 'gate' or 'router' with top_k and "
-            f"num_experts, and "
-            f"a child 'experts'), got {type(model).__name__}, which has none: see the table in docs/transformers.md"
+            "model must have a gate next to stacked experts (a child 'gate' or 'router' with top_k and num_experts, "
+            f"and a child 'experts'), got {type(model).__name__}, which has none: see the table in docs/transformers.md"
         )
     return layers
 
@@ -112,7 +111,7 @@ def find_scoring(layer: FoundLayer) -> Scoring:
             return scoring
     raise ValueError(
         f"the gate of every layer must score by softmax or sigmoid, got {type(layer.gate).__name__} of {layer.name!r}, "
-        "which computes something else: leave it out with layers=, or write a Scoring for it"
+        "which computes something else: leave it out with layers="
     )
 
 
@@ -139,6 +138,11 @@ def _trial(layer: FoundLayer) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     gate.eval()
     try:
         found: Any = torch.func.functional_call(gate, drawn, (rows,))
+    except TypeError as error:  # a gate that wants more than rows
+        raise ValueError(
+            f"a gate must take rows and nothing else, got {type(gate).__name__} of {layer.name!r}, which does not ({error}): "
+            "leave it out with layers="
+        ) from error
     finally:
         gate.train(training)
     shapes = [list(x.shape) for x in found] if isinstance(found, tuple) and len(found) == 3 else None  # pyright: ignore
