@@ -140,8 +140,8 @@ def _trial(layer: FoundLayer) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         found: Any = torch.func.functional_call(gate, drawn, (rows,))
     except TypeError as error:  # a gate that wants more than rows
         raise ValueError(
-            f"a gate must take rows and nothing else, got {type(gate).__name__} of {layer.name!r}, which does not ({error}): "
-            "leave it out with layers="
+            f"a gate must take rows and nothing else, got {type(gate).__name__} of {layer.name!r}, which does not "
+            f"({error}): leave it out with layers="
         ) from error
     finally:
         gate.train(training)
