@@ -20,6 +20,21 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 1e-9:.0f} ns"
 
 
+def name_size(size: Sequence[int]) -> str:
+    """Writes n x k.
+
+    Example:
+        >>> name_size((4096, 64))
+        '4,096 x 64'
+    """
+    return " x ".join(f"{number:,}" for number in size)
+
+
+def name_threads(threads: int) -> str:
+    """Writes a number of threads in words where it is one."""
+    return "one thread" if threads == 1 else f"{threads} threads"
+
+
 def new_table(
     title: str, left: Sequence[str] = (), right: Sequence[str] = (), *, no_wrap: bool = False, **how: str | bool
 ) -> Table:

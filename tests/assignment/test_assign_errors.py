@@ -238,7 +238,7 @@ def test_arguments_on_another_device(name: str, shape: list[int], dtype: torch.d
 
 
 def test_unknown_method_lists_the_known_ones() -> None:
-    known = "'auto', 'primal-dual', 'cycle-cancelling', 'auction'"
+    known = "'auto', 'primal-dual', 'settle', 'cycle-cancelling', 'auction'"
     with pytest.raises(ValueError, match=f"method must be one of {known}, got 'hungarian'"):
         eq.assign(scores_of(8, 4), method="hungarian")
 
@@ -251,5 +251,5 @@ def test_method_that_is_no_name(method: Any) -> None:
 
 
 def test_default_solver_is_for_the_cpu() -> None:
-    with pytest.raises(ValueError, match='method "primal-dual" needs scores on the CPU, got meta: use "cycle-canc'):
+    with pytest.raises(ValueError, match='method "primal-dual" needs scores on the CPU, got meta: use "settle"'):
         eq.assign(torch.empty(8, 4, device="meta"), method="primal-dual")

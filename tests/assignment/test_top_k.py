@@ -157,7 +157,9 @@ def test_bad_input() -> None:
         eq.assign(scores, top_k=0)
     with pytest.raises(ValueError, match=r"at least 2 times the number of rows, 8, got 6: raise it"):
         eq.assign(scores, capacity=2, top_k=2)
-    with pytest.raises(ValueError, match=r'top_k needs the method "auto" or "primal-dual", got \'auction\': '):
+    with pytest.raises(
+        ValueError, match=r'top_k needs the method "auto", "primal-dual" or "settle", got \'auction\': '
+    ):
         eq.assign(scores, top_k=2, method="auction")
     forbidden = torch.zeros(4, 3)
     forbidden[2, 1:] = -torch.inf

@@ -22,6 +22,9 @@ STORED_NAMES: dict[str, str] = {}
 For example {"router.gate.weight": "router.weight"}, which holds for every layer of a model.
 """
 
+LATER_NAMES = ("average.averages", "average.errors")
+"""How names of buffers end that came after the numbers were stored. What is computed from them is compared."""
+
 
 def strategy_names() -> list[str]:
     return list(eq.STRATEGIES)
@@ -179,4 +182,5 @@ def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def buffers(model: nn.Module) -> Arrays:
     """What changes without gradient, under the names that it had when the numbers were stored."""
     new = {f"{name}.average." for name, m in model.named_modules() if getattr(m, "evaluation", None) == "argmax"}
-    return {stored_name(n): b.clone() for n, b in model.named_buffers() if not n.startswith(tuple(new))}
+    kept = {n: b for n, b in model.named_buffers() if not n.startswith(tuple(new)) and not n.endswith(LATER_NAMES)}
+    return {stored_name(n): b.clone() for n, b in kept.items()}

@@ -190,6 +190,7 @@ def test_nested_reentrant_checkpoints() -> None:
     X.requires_grad_(False)
 
 
+@pytest.mark.filterwarnings("ignore::equipoise.nn.RoutingWarning")  # nothing is captured, on purpose
 def test_gradients_accumulate_and_nothing_is_left_behind() -> None:
     plain, checkpointed = net(None), net(True)
     grads = []

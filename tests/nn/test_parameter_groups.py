@@ -23,6 +23,7 @@ def test_every_parameter_is_in_one_group() -> None:
     assert len(rest["params"]) + len(routers["params"]) == len(together)
 
 
+@pytest.mark.filterwarnings("ignore::equipoise.nn.RoutingWarning")  # nothing is captured, on purpose
 @pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.AdamW])
 def test_an_optimiser_takes_them(optimiser) -> None:
     net = model()

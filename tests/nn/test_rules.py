@@ -227,6 +227,52 @@ def test_running_prices_are_a_plain_mean_and_then_a_moving_one() -> None:
     assert abs(float(average.prices.sum())) < 1e-5
 
 
+def test_running_prices_follow_the_average_that_predicts_best() -> None:
+    """The slow twin: every average from all batches, and its squared errors, from the definition."""
+    average, rates = RunningPrices(E), [2.0**-i for i in range(6, -1, -1)]
+    means, errors = torch.zeros(len(rates), E, dtype=torch.float64), torch.zeros(len(rates), dtype=torch.float64)
+    chosen: list[int] = []
+    for t in range(1, 41):
+        # Popularity stays for 15 batches, then moves by 1 a batch: far more than sampling noise.
+        logits = draw(60, seed=t) + torch.tensor([1.0, 0.0, -1.0]) * max(t - 15, 0)
+        average.take(logits)
+        prices = assign(logits).prices - assign(logits).prices.mean()
+        if t > 1:
+            errors += max(1 / (t - 1), 0.05) * ((prices - means).square().sum(-1) - errors)
+        for i, rate in enumerate(rates):
+            means[i] += max(rate, 1 / t) * (prices - means[i])
+        chosen.append(int(errors.argmin()))
+        torch.testing.assert_close(average.prices.double(), means[chosen[-1]], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(average.errors.double(), errors, rtol=1e-4, atol=1e-5)
+    assert chosen[0] == 0
+    assert rates[chosen[14]] < 0.2  # noise is averaged out while nothing moves
+    assert rates[chosen[-1]] == 1.0  # only the last batch is any good while all moves
+
+
+def test_running_prices_go_on_from_a_state_with_one_average() -> None:
+    older, layer = RunningPrices(E, decay=0.95), Priced(E)
+    for seed in range(3):
+        older.take(draw(12, seed=seed))
+    state = {f"average.{name}": getattr(older, name).clone() for name in ("prices", "batches")}
+    layer.load_state_dict(state)
+    assert layer.average.prices.equal(older.prices)
+    for average in (older, layer.average):
+        average.take(draw(12, seed=9))
+    torch.testing.assert_close(layer.average.prices, older.prices)  # the fourth batch enters with 1/4 in both
+    again = Priced(E)
+    again.load_state_dict(layer.state_dict())
+    assert all(x.equal(y) for x, y in zip(again.state_dict().values(), layer.state_dict().values(), strict=True))
+
+
+def test_batch_without_rows_leaves_running_prices_as_they_are() -> None:
+    average = RunningPrices(E)
+    for seed in range(3):
+        average.take(draw(12, seed=seed))
+    before = {name: x.clone() for name, x in average.state_dict().items()}
+    average.take(draw(4), torch.zeros(4, dtype=torch.bool))
+    assert all(x.equal(before[name]) for name, x in average.state_dict().items())
+
+
 def test_running_prices_see_only_rows_that_count() -> None:
     logits, mask = draw(9), torch.tensor([True] * 6 + [False] * 3)
     masked, alone = RunningPrices(E), RunningPrices(E)

@@ -24,7 +24,7 @@ def all_finite(x: Tensor) -> bool:
     if x.numel() == 0:
         return True
     least, most = x.aminmax()  # both are NaN if any entry is
-    return bool(least > -torch.inf) and bool(most < torch.inf)
+    return bool((least > -torch.inf) & (most < torch.inf))  # one number, since a device would be waited for twice
 
 
 @torch.library.custom_op("equipoise::checked_temperature", mutates_args=())

@@ -29,6 +29,7 @@ from equipoise.assignment._checks import check_prices, check_top_k
 from equipoise.assignment._cycle_cancelling import cycle_cancelling
 from equipoise.assignment._infeasible import check_start
 from equipoise.assignment._range import Solved, Solver, solve_in_range
+from equipoise.assignment._settle import settle_in_torch
 
 # From scores [b, n, k], capacity [b, k], mask [b, n] or None and prices [b, k] or None: z and prices.
 TorchSolver = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]
@@ -60,12 +61,12 @@ def assign(
             expert, shape [k]; or one for each problem and expert, shape [..., k], in a list, a NumPy array or a tensor.
             Capacities may sum to more than the rows. Those above 2**40 are no limit, and are returned as 2**40.
         top_k: None: one expert a row, z [..., n]. An int K: K different experts a row, z [..., n, K], best offer first;
-            by the method "primal-dual" only. Scores on another device are copied to the CPU for it.
+            by the methods "primal-dual" and "settle".
         mask: False for rows that take no expert (padding).
         prices: a start from an earlier `Assignment.prices`. It changes the time, not the value of the result.
-        method: "primal-dual": exact, on the CPU, compiled; "cycle-cancelling": exact, the paper's own algorithm, on any
-            device; "auction": the inexact start of the latter, as BASE layers use it; "auto": the first on the CPU, the
-            second elsewhere.
+        method: "primal-dual": exact, on the CPU, compiled; "settle": exact, on any device, which only contested rows
+            leave; "cycle-cancelling": exact, the paper's own algorithm, on any device; "auction": the inexact start of
+            the latter, as BASE layers use it; "auto": the first on the CPU, the second elsewhere.
 
     Returns:
         The assignment, with its value, the prices and the optimality gap in float64. The value is differentiable: its
@@ -101,24 +102,12 @@ def assign(
         Kool, Maddison, Mnih (2021), section 2.2 and appendix D.2.
         Tokuyama, Nakano (1995), Efficient algorithms for the Hitchcock transportation problem.
     """
-    check_matrix("scores", scores)
-    check_one_of("method", method, ("auto", *METHODS))
-    *batch, n, k = scores.shape
-    each = 1 if top_k is None else check_top_k(top_k, k, method)
-    check_mask(mask, [*batch, n])
-    check_same_device("mask", mask, "scores", scores)
-    if prices is not None:
-        check_prices(prices, (*batch, k))
-        check_same_device("prices", prices, "scores", scores)
-    if isinstance(capacity, Tensor):
-        check_same_device("capacity", capacity, "scores", scores)
-    # None is left to the solver: where it works in NumPy anyway, that makes the tensor in a third of the time.
-    given = None if capacity is None else check_capacity(capacity, batch, n, k, mask, scores.device)
+    given, each = check_problem(scores, capacity, top_k, mask, prices, method)
     if method == "auto":
-        method = "primal-dual" if top_k is not None else _best_method(scores.device)
+        method = "primal-dual" if scores.device.type == "cpu" else "settle"
     elif method == "primal-dual" and scores.device.type != "cpu":
         raise ValueError(
-            f'method "primal-dual" needs scores on the CPU, got {scores.device}: use "cycle-cancelling" or scores.cpu()'
+            f'method "primal-dual" needs scores on the CPU, got {scores.device}: use "settle" or scores.cpu()'
         )
     # Within torch.vmap a tensor does not tell whether it is differentiated further out.
     differentiated = (scores.requires_grad and torch.is_grad_enabled()) or in_transform() or has_tangent(scores)
@@ -139,8 +128,24 @@ def assign(
     )
 
 
-def _best_method(device: torch.device) -> str:
-    return "primal-dual" if device.type == "cpu" else "cycle-cancelling"
+def check_problem(
+    scores: Tensor, capacity: Capacity, top_k: int | None, mask: Tensor | None, prices: Tensor | None, method: str
+) -> tuple[Tensor | None, int]:
+    """Checks what `assign` is given, as far as that takes no look at values; returns the capacity, and K."""
+    check_matrix("scores", scores)
+    check_one_of("method", method, ("auto", *METHODS))
+    *batch, n, k = scores.shape
+    each = 1 if top_k is None else check_top_k(top_k, k, method)
+    check_mask(mask, [*batch, n])
+    check_same_device("mask", mask, "scores", scores)
+    if prices is not None:
+        check_prices(prices, (*batch, k))
+        check_same_device("prices", prices, "scores", scores)
+    if isinstance(capacity, Tensor):
+        check_same_device("capacity", capacity, "scores", scores)
+    # None is left to the solver: where it works in NumPy anyway, that makes the tensor in a third of the time.
+    given = None if capacity is None else check_capacity(capacity, batch, n, k, mask, scores.device)
+    return given, each
 
 
 def _with_gradient(value: Tensor, scores: Tensor, z: Tensor, mask: Tensor | None) -> Tensor:
@@ -175,22 +180,10 @@ def _assign_op(
 ) -> Solved:
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
-    if method != "primal-dual":
-        return solve_in_range(METHODS[method], scores, capacity, mask, prices)
-    solve, device = functools.partial(_compiled_solver(), top_k=each), scores.device
-    if device.type == "cpu":
-        return solve_in_range(solve, scores, capacity, mask, prices)
-    capacity, mask, prices = (x if x is None else x.cpu() for x in (capacity, mask, prices))
-    z, counts, capacity, mask, value, prices, gap = solve_in_range(solve, scores.cpu(), capacity, mask, prices)
-    return (
-        z.to(device),
-        counts.to(device),
-        capacity.to(device),
-        mask.to(device),
-        value.to(device),
-        prices.to(device),
-        gap.to(device),
-    )
+    solve: Callable[..., Solved] = METHODS[method]
+    if each > 1:
+        solve = functools.partial(solve, top_k=each)
+    return solve_in_range(solve, scores, capacity, mask, prices)
 
 
 def _assign_vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Solved, tuple[int, ...]]:
@@ -215,8 +208,10 @@ def _compiled_solver() -> Callable[..., Solved]:
     return primal_dual
 
 
-def _solve_compiled(scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None) -> Solved:
-    return _compiled_solver()(scores, capacity, mask, prices)
+def _solve_compiled(
+    scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None, top_k: int = 1
+) -> Solved:
+    return _compiled_solver()(scores, capacity, mask, prices, top_k)
 
 
 _OPERATOR = torch.ops.equipoise.assign.default
@@ -259,6 +254,7 @@ def _solve_in_torch(
 # What `assign` knows by name, apart from "auto". A new method is one row here.
 METHODS: dict[str, Solver] = {
     "primal-dual": _solve_compiled,
+    "settle": settle_in_torch,
     "cycle-cancelling": certified(cycle_cancelling),
     "auction": certified(auction_assign),
 }

@@ -47,6 +47,8 @@ def check_top_k(top_k: int, k: int, method: str) -> int:
         raise ValueError(f"top_k must be an integer or None, got {top_k!r}: give the number of experts a row")
     if not 1 <= top_k <= k:
         raise ValueError(f"top_k must be between 1 and the number of experts, {k}, got {top_k}: a row's experts differ")
-    if method not in ("auto", "primal-dual"):
-        raise ValueError(f'top_k needs the method "auto" or "primal-dual", got {method!r}: leave one of them out')
+    if method not in ("auto", "primal-dual", "settle"):
+        raise ValueError(
+            f'top_k needs the method "auto", "primal-dual" or "settle", got {method!r}: leave one of them out'
+        )
     return int(top_k)

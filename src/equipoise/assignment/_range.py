@@ -21,6 +21,8 @@ from torch import Tensor
 Solved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Solver = Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], Solved]
 Floats = NDArray[np.float64]
+# Copies a tensor to the host.
+Reader = Callable[[Tensor], Tensor]
 
 # Scores are brought below 2 to this power, less one for each bit of n: room for prices of k times their size.
 _EXPONENT = 960
@@ -30,7 +32,12 @@ _COARSER = 1024.0
 
 
 def solve_in_range(
-    solve: Solver, scores: Tensor, capacity: Tensor | None, mask: Tensor | None, prices: Tensor | None
+    solve: Solver,
+    scores: Tensor,
+    capacity: Tensor | None,
+    mask: Tensor | None,
+    prices: Tensor | None,
+    read: Reader = Tensor.cpu,
 ) -> Solved:
     """Solves, and solves again where numbers left the range of float64 or a warm start hides the scores.
 
@@ -40,6 +47,7 @@ def solve_in_range(
         capacity: int64 [..., k] or None.
         mask: bool [..., n] or None.
         prices: floating [..., k] to start from, or None.
+        read: how numbers are read that are not on the host.
 
     Raises:
         ValueError: what the solver says about scores of a usual size; or the value or a price is beyond float64.
@@ -47,27 +55,27 @@ def solve_in_range(
     try:
         solved = solve(scores, capacity, mask, prices)
     except (ValueError, ArithmeticError):
-        factor = _power_of_two(scores, mask)
-        if prices is not None and not bool(prices.isfinite().all()):
+        factor = _power_of_two(scores, mask, read)
+        if prices is not None and not bool(read(prices.isfinite().all())):
             raise
         if prices is None and not (factor < 1).any():
             raise
     else:
-        if _is_sound(solved, scores, prices is not None):
+        if _is_sound(solved, scores, prices is not None, read):
             return solved
-        factor = _power_of_two(scores, mask)
+        factor = _power_of_two(scores, mask, read)
     if (factor < 1).any():
         return _solve_smaller(solve, scores, capacity, mask, factor)
     return solve(scores, capacity, mask, None)
 
 
-def _is_sound(solved: Solved, scores: Tensor, warm: bool) -> bool:
+def _is_sound(solved: Solved, scores: Tensor, warm: bool, read: Reader) -> bool:
     """Tells whether nothing overflowed, and prices are so small that the gap can be computed from them."""
     wide = scores.dtype == torch.float64
     if not (wide or warm):
         return True
     # Written for small problems, where a call of NumPy's counts: a square is finite below 1e154, and never if NaN.
-    value, prices, gap = (x.cpu().numpy() for x in solved[4:])
+    value, prices, gap = (x.numpy() for x in _read_results(solved, read))
     if wide and not all(np.vdot(x, x) < np.inf for x in (value, prices, gap)):
         return False
     if not warm:
@@ -76,23 +84,32 @@ def _is_sound(solved: Solved, scores: Tensor, warm: bool) -> bool:
     if (highest * scores.shape[-2] <= _COARSER * abs(value)).all():
         return True
     # With the least at 0, no price need be above k - 1 moves, each of which costs a row's spread at most.
-    return bool((highest <= scores.shape[-1] * _spread(scores, solved[3])).all())
+    return bool((highest <= scores.shape[-1] * _spread(scores, solved[3], read)).all())
 
 
-def _spread(scores: Tensor, mask: Tensor) -> Floats:
+def _read_results(solved: Solved, read: Reader) -> tuple[Tensor, Tensor, Tensor]:
+    """Value, prices and gap on the host, read at once."""
+    value, prices, gap = solved[4:]
+    if value.device.type == "cpu":
+        return value, prices, gap
+    at_once = read(torch.cat([value.unsqueeze(-1), prices, gap.unsqueeze(-1)], -1))
+    return at_once[..., 0], at_once[..., 1:-1], at_once[..., -1]
+
+
+def _spread(scores: Tensor, mask: Tensor, read: Reader) -> Floats:
     """The largest difference between two scores of a row, [...]; forbidden pairs and masked rows aside."""
     most = scores.amax(-1)
     least = scores.masked_fill(scores == -torch.inf, torch.inf).amin(-1)
-    return (most.double() - least.double()).where(mask, 0.0).amax(-1).cpu().numpy()
+    return read((most.double() - least.double()).where(mask, 0.0).amax(-1)).numpy()
 
 
-def _power_of_two(scores: Tensor, mask: Tensor | None) -> Floats:
+def _power_of_two(scores: Tensor, mask: Tensor | None, read: Reader) -> Floats:
     """What to multiply the scores of each problem with, [...]; 1 where they are small enough."""
     *batch, n, _ = scores.shape
     if scores.dtype != torch.float64 or scores.numel() == 0:
         return np.ones(batch)
     used = scores.isfinite() if mask is None else scores.isfinite() & mask.unsqueeze(-1)
-    _, exponent = np.frexp(scores.abs().where(used, 0.0).amax((-2, -1)).cpu().numpy())
+    _, exponent = np.frexp(read(scores.abs().where(used, 0.0).amax((-2, -1))).numpy())
     return np.asarray(np.ldexp(1.0, np.minimum(0, _EXPONENT - n.bit_length() - exponent)))
 
 

@@ -19,6 +19,11 @@ from equipoise.nn._rules import RouteRequest
 from equipoise.nn._selection import choose_top
 from equipoise.ops import count_groups
 
+# Averages over some 64 batches to the last one alone; neighbours differ too little for more of them to help.
+_RATES = tuple(2.0**-halvings for halvings in range(6, -1, -1))
+# Of the errors by which one is chosen: long enough to compare them, short enough to notice that the drift changed.
+_ERROR_DECAY = 0.95
+
 
 class WideBuffers(nn.Module):
     """A module whose floating-point buffers stay float32 when the model is cast: small steps vanish in half precision.
@@ -37,17 +42,19 @@ class WideBuffers(nn.Module):
 
 
 class RunningPrices(WideBuffers):
-    r"""The exact prices of balanced assignments, averaged over past batches.
+    r"""The exact prices of balanced assignments, averaged over past batches, over as many as they stay true for.
 
     For each batch that is observed, the noise-free assignment of the logits is solved, with K experts a row and
-    capacity ceil(K n / E), and its prices, shifted to mean 0, enter
+    capacity ceil(K n / E). Its prices, shifted to mean 0, are those of the distribution plus sampling noise, and the
+    distribution drifts as the model trains: a long average lags, a short one is noisy. Several are kept,
 
     .. math::
-        \bar\lambda \leftarrow \bar\lambda + \alpha_t (\lambda_t - \bar\lambda), \qquad
-        \alpha_t = \max\{1 - \text{decay}, 1/t\},
+        \lambda^r \leftarrow \lambda^r + \max\{r, 1/t\} (\lambda_t - \lambda^r), \qquad r = 1/64, 1/32, \ldots, 1,
 
-    so that the first batches are averaged plainly. `argmax_j a_ij - prices_j` then needs no batch, is causal, and
-    stays near balance as long as the rows resemble those seen. Prices are in logit units.
+    all of them plain means at first. In use is the one that predicted best: whose squared distance to the prices of the
+    next batch, before it entered, was the least over some 20 batches. No rate has to be tuned to the drift.
+    `argmax_j a_ij - prices_j` then needs no batch, is causal, and stays near balance as long as the rows resemble those
+    seen. Prices are in logit units.
 
     Example:
         >>> average = RunningPrices(2)
@@ -57,21 +64,31 @@ class RunningPrices(WideBuffers):
     """
 
     prices: Tensor
+    averages: Tensor
+    errors: Tensor
     batches: Tensor
 
-    def __init__(self, num_experts: int, decay: float = 0.95, *, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self, num_experts: int, decay: float | None = None, *, device: torch.device | str | None = None
+    ) -> None:
         """Starts at 0.
 
         Args:
             num_experts: E.
-            decay: how much of the average stays, in [0, 1); 0.95 remembers some 20 batches.
+            decay: how much of the average stays, in [0, 1), for one rate 1 - decay; 0.95 remembers some 20 batches.
+                None: the rate follows the drift.
             device: of the buffers.
         """
         super().__init__()
-        check_fraction("decay", decay)
+        if decay is not None:
+            check_fraction("decay", decay)
         self.decay = decay
+        self.rates = _RATES if decay is None else (1 - decay,)
         self.register_buffer("prices", torch.zeros(num_experts, device=device))
+        self.register_buffer("averages", torch.zeros(len(self.rates), num_experts, device=device))
+        self.register_buffer("errors", torch.zeros(len(self.rates), device=device))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_load_state_dict_pre_hook(_complete_state)
 
     @torch.no_grad()
     def take(
@@ -86,14 +103,34 @@ class RunningPrices(WideBuffers):
             stands_for: how many batches this one stands for, where not every batch is solved.
         """
         a = assign(logits, top_k=top_k, mask=mask)
-        rows = a.counts.sum()
-        self.batches += rows > 0
-        rate = (1.0 / self.batches.clamp_min(1)).clamp_min(1 - self.decay**stands_for) * (rows > 0)
-        self.prices += (rate * (a.prices - a.prices.mean() - self.prices)).to(self.prices.dtype)
+        self._enter(a.prices - a.prices.mean(), a.counts.sum() > 0, stands_for)
+
+    def _enter(self, solved: Float[Tensor, "E"], counts: Bool[Tensor, ""], stands_for: int) -> None:
+        """Takes in the prices of a batch, if it counts, with the rates of as many batches as it stands for."""
+        change = solved - self.averages
+        # Before the first batch there is no prediction, and so no error.
+        predictions = self.batches.clamp_min(1)
+        share = (1 / predictions).clamp_min(1 - _ERROR_DECAY**stands_for) * (counts & (self.batches > 0))
+        self.errors += (share * (change.square().sum(-1) - self.errors)).to(self.errors.dtype)
+        self.batches += counts
+        rates = torch.tensor([1 - (1 - rate) ** stands_for for rate in self.rates], device=change.device)
+        rates = rates.clamp_min(1 / self.batches.clamp_min(1)) * counts
+        self.averages += (rates.unsqueeze(-1) * change).to(self.averages.dtype)
+        # Of equal errors, as after the first batch, the longest average.
+        best = self.averages.index_select(0, self.errors.argmin().reshape(1)).squeeze(0)
+        self.prices.copy_(torch.where(counts, best, self.prices))
 
     def extra_repr(self) -> str:
         """Shows the settings."""
         return f"{self.prices.shape[0]}, decay={self.decay}"
+
+
+def _complete_state(average: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Lets a state of version 0.1.0 be loaded, which had one average: all of them begin there."""
+    prices = state.get(f"{prefix}prices")
+    if isinstance(average, RunningPrices) and prices is not None and f"{prefix}averages" not in state:
+        state[f"{prefix}averages"] = prices.expand(len(average.rates), -1)
+        state[f"{prefix}errors"] = prices.new_zeros(len(average.rates))
 
 
 class Priced(nn.Module):
@@ -109,7 +146,7 @@ class Priced(nn.Module):
         num_experts: int,
         *,
         top_k: int = 1,
-        decay: float = 0.95,
+        decay: float | None = None,
         limited: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
@@ -118,7 +155,7 @@ class Priced(nn.Module):
         Args:
             num_experts: E.
             top_k: K.
-            decay: of the average.
+            decay: of the average; None: it follows the drift.
             limited: whether the layer's capacity holds in training.
             device: of the buffers.
         """

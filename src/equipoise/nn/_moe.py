@@ -35,8 +35,9 @@ class MoE(RoutingSource):
     dimensions together are one batch, which shares the capacity.
 
     What the router needs in order to learn is not in y: open `capture` around the forward pass and hand the losses to
-    `Surrogate`, which adds the score-function term of each layer, the weights of the rows and the balance losses. Call
-    `routings.update()` after the step, for routers that keep averages, and for schedules.
+    `Surrogate`, which adds the score-function term of each layer, the weights of the rows and the balance losses. Give
+    the optimiser to `capture`, or call `routings.update()` after the step, for routers that keep averages, and for
+    schedules.
 
     Routers by name, with the balance losses that they come with unless you set them:
 
@@ -47,7 +48,8 @@ class MoE(RoutingSource):
     `gm-iw-avg`, `gm-iw-avg-mix`  Gumbel-Matching with conditionals averaged over `solves`; without, with `eps`.
     `switch`                      The most probable expert, gated; drops rows. Balance loss 0.01.
     `topk`                        The `top_k` most probable experts, gated, as Mixtral; no capacity. Balance loss 0.01.
-    `base`                        The exact balanced assignment of the logits, `top_k` experts a row, gated.
+    `base`                        The exact balanced assignment of the logits, `top_k` experts a row, gated; evaluated
+                                  by prices.
     `s-base`                      The largest probability after Sinkhorn balancing, gated; drops rows.
     `hash`                        A hash of `token_ids`, else of the position; not gated; drops rows.
     `loss-free`, `priced`         Logits plus a learnt bias, minus the average exact price; gated; no capacity.

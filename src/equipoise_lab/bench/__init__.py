@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed and robustness, measured as ratios within one run."""
+"""Speed, robustness and balance, measured as ratios within one run."""
 
 from equipoise_lab.bench._assign import assign_benchmark as assign_benchmark
+from equipoise_lab.bench._balance import BALANCE_RECIPES as BALANCE_RECIPES
+from equipoise_lab.bench._balance import BalanceBench as BalanceBench
+from equipoise_lab.bench._balance import balance_steps as balance_steps
+from equipoise_lab.bench._balance_report import balance_benchmark as balance_benchmark
+from equipoise_lab.bench._balance_report import balance_verdicts as balance_verdicts
 from equipoise_lab.bench._benchmark import Benchmark as Benchmark
 from equipoise_lab.bench._benchmark import Log as Log
 from equipoise_lab.bench._benchmark import Measurement as Measurement

@@ -4,12 +4,13 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from rich.table import Table
 
-from equipoise._core import check_one_of
+from equipoise._core import check_at_least, check_one_of, check_positive, check_seed
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
 
@@ -75,6 +76,60 @@ class Benchmark:
     tables: Callable[[Records], list[Table]]
     summary: Callable[[Records], dict[str, Any]]
     draw: Callable[[Records, Path], list[Path]]
+
+
+def plan(
+    name: str,
+    bench: Any,
+    steps: Sequence[Step],
+    *,
+    tables: Callable[[Any, Records], list[Table]],
+    summary: Callable[[Any, Records], dict[str, Any]],
+    draw: Callable[[Any, Records, Path], list[Path]],
+) -> Benchmark:
+    """Makes a benchmark of the options of a run, which all three functions take first."""
+    return Benchmark(
+        name=name,
+        options=asdict(bench),
+        steps=steps,
+        tables=partial(tables, bench),
+        summary=partial(summary, bench),
+        draw=partial(draw, bench),
+    )
+
+
+def check_run(bench: Any) -> None:
+    """Refuses options that no benchmark can be run with, of those that they share."""
+    for name in ("threads", "repeats", "trials"):
+        if isinstance(value := getattr(bench, name, None), int):
+            check_at_least(name, value, 1)
+    check_seed("seed", bench.seed)
+    if hasattr(bench, "budget"):
+        check_positive("budget", bench.budget)
+
+
+def foresee(
+    records: Records,
+    sizes: Sequence[tuple[int, int]],
+    size: tuple[int, int],
+    key: Callable[[tuple[int, int]], str],
+    growth: Callable[[int, int], float],
+) -> float:
+    """Extrapolates the seconds at a size from the last smaller one that was measured; 0 when there is none.
+
+    Args:
+        records: what was measured.
+        sizes: of the run, in order.
+        size: one of them.
+        key: names the measurement at a size.
+        growth: what time is proportional to.
+    """
+    expected = 0.0
+    for earlier in sizes[: sizes.index(size)]:
+        record = records.get(key(earlier))
+        if record is not None and record.seconds is not None:
+            expected = record.seconds * growth(*size) / growth(*earlier)
+    return expected
 
 
 def pick_recipe(recipes: Mapping[str, R], grid: str, **changes: Any) -> R:

@@ -7,6 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from equipoise_lab._style import add_grid, new_figure, save, spread, style, tick_seconds
+from equipoise_lab._tables import name_threads
 from equipoise_lab.bench._benchmark import Records
 from equipoise_lab.bench._grid import grid_key
 from equipoise_lab.bench._recipe import AssignBench
@@ -97,8 +98,7 @@ def _finish(axes: Axes, bench: AssignBench) -> None:
     add_grid(axes)
     axes.set_xlabel(f"rows n, {_EXPERTS} experts of capacity n / {_EXPERTS}")
     axes.set_ylabel("time of one call")
-    threads = "one thread" if bench.threads == 1 else f"{bench.threads} threads"
     axes.set_title(
-        f"Balanced assignment, {bench.family} scores in float32, {threads}\n"
+        f"Balanced assignment, {bench.family} scores in float32, {name_threads(bench.threads)}\n"
         "solid: exact   dashed: inexact   dotted: no balancing",
     )

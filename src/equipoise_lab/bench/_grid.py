@@ -15,8 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import equipoise as eq
+from equipoise_lab._tables import name_size
 from equipoise_lab._timing import best_in_turns, num_threads
-from equipoise_lab.bench._benchmark import Measurement, Records, Step
+from equipoise_lab.bench._benchmark import Measurement, Records, Step, foresee
 from equipoise_lab.bench._families import FAMILIES, draw_scores
 from equipoise_lab.bench._recipe import CAPACITY_FACTOR, AssignBench, Size
 from equipoise_lab.bench._solvers import OURS, SOLVERS, Solver
@@ -52,7 +53,7 @@ def grid_steps(bench: AssignBench) -> list[Step]:
     return [
         Step(
             key=grid_key(size, solver.name),
-            title=f"{size[0]:,} x {size[1]}  {solver.title}",
+            title=f"{name_size(size)}  {solver.title}",
             measure=functools.partial(_measure_solver, bench, size, solver),
         )
         for size in bench.sizes
@@ -68,20 +69,10 @@ def family_steps(bench: AssignBench) -> list[Step]:
     ]
 
 
-def foresee_seconds(bench: AssignBench, size: Size, solver: Solver, records: Records) -> float:
-    """Extrapolates a solver's time from the last smaller problem that it was measured on; 0 when there is none."""
-    expected = 0.0
-    for earlier in bench.sizes[: bench.sizes.index(size)]:
-        record = records.get(grid_key(earlier, solver.name))
-        if record is not None and record.seconds is not None:
-            expected = record.seconds * solver.growth(*size) / solver.growth(*earlier)
-    return expected
-
-
 def _measure_solver(bench: AssignBench, size: Size, solver: Solver, records: Records) -> Measurement:
     if not solver.installed():
         return Measurement(status="not installed", note=f"needs {solver.package}: pip install 'equipoise[peers]'")
-    expected = foresee_seconds(bench, size, solver, records)
+    expected = foresee(records, bench.sizes, size, lambda size: grid_key(size, solver.name), solver.growth)
     if expected > bench.budget:
         return Measurement(status="skipped", note=f"about {expected:,.1f} s expected, budget {bench.budget:g} s")
     scores = _problem(bench.family, *size, bench.seed)

@@ -15,14 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_at_least, check_seed
 from equipoise.nn import ROUTERS, MoE, Surrogate, capture, make_router
 from equipoise_lab._timing import num_threads, times_of_each
-from equipoise_lab.bench._benchmark import Measurement, Records, Step
+from equipoise_lab.bench._benchmark import Measurement, Records, Step, check_run
 from equipoise_lab.bench._layer_models import LayerSize, Model, build_dense, build_moe, build_peer, peer_missing
 from equipoise_lab.bench._probes import probe_layer_memory
 
-NAME = "bench-layer"
 # The routers that the limits compare, with the capacity factor that each is compared at.
 CONTENDERS = {"switch": 1.25, "gm-iw": 1.0, "skip-iw": 1.0}
 # The memory of each is held against the dense layer behind it: same kind, same width of what a token passes through.
@@ -64,8 +62,7 @@ class LayerBench:
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
-        check_at_least("repeats", self.repeats, 1)
-        check_seed("seed", self.seed)
+        check_run(self)
         if not self.threads or min(self.threads) < 1:
             raise ValueError(f"threads must be numbers of at least 1, got {list(self.threads)}: raise them")
 

@@ -14,20 +14,19 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise_lab._style import new_figure, save, style
-from equipoise_lab._tables import format_seconds, new_table
-from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records
+from equipoise_lab._tables import format_seconds, name_threads, new_table
+from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, plan
 from equipoise_lab.bench._layer import (
     CONTENDERS,
     LAYER_RECIPES,
     MEDIAN,
     MEMORY,
-    NAME,
     PEER_MODES,
     LayerBench,
     layer_key,
     layer_steps,
 )
-from equipoise_lab.bench._verdicts import Verdict, judged_text, limit_table
+from equipoise_lab.bench._verdicts import Verdict, limit_table, ratio_text
 
 SWITCH_LIMIT = 1.05
 ROUTER_LIMIT = 0.08
@@ -81,7 +80,7 @@ def layer_verdicts(bench: LayerBench, records: Records) -> list[Verdict]:
     """
     found: list[tuple[str, float | None, float, str]] = []
     for threads in bench.threads:
-        label = _threads(threads)
+        label = name_threads(threads)
         for name in _OURS:
             title = f"{label}: {name} at capacity factor {CONTENDERS[name]:g}, times switch at {CONTENDERS['switch']:g}"
             found.append(_held(title, SWITCH_LIMIT, partial(times_switch, records, threads, name)))
@@ -112,7 +111,7 @@ def _held(
     return title, ratio(), limit, "; ".join(part for part in notes if part)
 
 
-def layer_tables(bench: LayerBench, records: Records) -> list[Table]:
+def _tables(bench: LayerBench, records: Records) -> list[Table]:
     """The tables of a run: layers, routers, peers, memory, limits."""
     tables = [_layer_table(bench, records), _router_table(bench, records), _peer_table(bench, records)]
     if bench.memory:
@@ -124,22 +123,8 @@ def layer_tables(bench: LayerBench, records: Records) -> list[Table]:
 
 
 def layer_benchmark(bench: LayerBench) -> Benchmark:
-    """Plans a run.
-
-    Args:
-        bench: its options.
-
-    Returns:
-        The benchmark.
-    """
-    return Benchmark(
-        name="layer",
-        options=asdict(bench),
-        steps=layer_steps(bench),
-        tables=partial(layer_tables, bench),
-        summary=partial(_summary, bench),
-        draw=partial(_save_figure, bench),
-    )
+    """Plans a run."""
+    return plan("layer", bench, layer_steps(bench), tables=_tables, summary=_summary, draw=_save_figure)
 
 
 def _summary(bench: LayerBench, records: Records) -> dict[str, Any]:
@@ -178,13 +163,13 @@ def _layer_table(bench: LayerBench, records: Records) -> Table:
     for threads in bench.threads:
         figures = _figures(records, layer_key(threads, "contenders"))
         times = [format_seconds(figures[name]) if figures else "-" for name in ("dense", *CONTENDERS)]
-        ratios = [_judged(times_switch(records, threads, name), SWITCH_LIMIT) for name in _OURS]
+        ratios = [ratio_text(times_switch(records, threads, name), ".3f", SWITCH_LIMIT) for name in _OURS]
         table.add_row(str(threads), *times, *ratios)
     return table
 
 
 def _router_table(bench: LayerBench, records: Records) -> Table:
-    headings = [f"{what}\n{_threads(threads)}" for threads in bench.threads for what in ("router", "share")]
+    headings = [f"{what}\n{name_threads(threads)}" for threads in bench.threads for what in ("router", "share")]
     table = new_table(
         "Routers, gate included, forward and backward, and their share of the layer", ("router",), headings
     )
@@ -193,7 +178,7 @@ def _router_table(bench: LayerBench, records: Records) -> Table:
         for threads in bench.threads:
             figures = _figures(records, layer_key(threads, f"router {name}"))
             cells.append(Text(format_seconds(figures["router"]) if figures else "-"))
-            cells.append(_judged(router_share(records, threads, name), ROUTER_LIMIT, percent=True))
+            cells.append(ratio_text(router_share(records, threads, name), ".1%", ROUTER_LIMIT))
         table.add_row(name, *cells)
     return table
 
@@ -212,7 +197,7 @@ def _peer_table(bench: LayerBench, records: Records) -> Table:
                 continue
             figures = record.figures
             times = [format_seconds(figures[who]) if who in figures else "-" for who in ("ours", *PEER_MODES)]
-            ratio = _judged(times_peer(records, threads, k), PEER_LIMIT)
+            ratio = ratio_text(times_peer(records, threads, k), ".3f", PEER_LIMIT)
             table.add_row(str(threads), str(k), *times, ratio, f"{figures['difference']:.0e}")
     return table
 
@@ -224,7 +209,7 @@ def _memory_table(records: Records) -> Table:
         sizes = [_figures(records, f"memory {which}") for which in (name, dense)]
         cells = [f"{figures['bytes'] / 1e6:.0f} MB" if figures else "-" for figures in sizes]
         whole = times_dense_memory(records, name, parameters=True)
-        ratio = _judged(times_dense_memory(records, name), MEMORY_LIMIT)
+        ratio = ratio_text(times_dense_memory(records, name), ".3f", MEMORY_LIMIT)
         table.add_row(name, *cells, ratio, "-" if whole is None else f"{whole:.2f}")
     return table
 
@@ -246,15 +231,9 @@ def _save_figure(bench: LayerBench, records: Records, folder: Path) -> list[Path
             if dense:
                 axes.axvline(dense["dense"], color="#555555", linestyle=":", linewidth=1.2, label="dense layer")
             axes.set_xlabel("seconds, forward and backward")
-            axes.set_title(f"{_threads(threads)}, {bench.size.tokens:,} tokens")
+            axes.set_title(f"{name_threads(threads)}, {bench.size.tokens:,} tokens")
             axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        return save(figure, folder, NAME)
-
-
-def _judged(figure: float | None, limit: float, *, percent: bool = False) -> Text:
-    if figure is None:
-        return judged_text("-", None)
-    return judged_text(f"{figure:.1%}" if percent else f"{figure:.3f}", figure <= limit)
+        return save(figure, folder, "bench-layer")
 
 
 def _figures(records: Records, key: str, *, median: bool = False) -> dict[str, float]:
@@ -263,7 +242,3 @@ def _figures(records: Records, key: str, *, median: bool = False) -> dict[str, f
     if record is None or record.status != "measured":
         return {}
     return {name.removesuffix(MEDIAN): x for name, x in record.figures.items() if name.endswith(MEDIAN) == median}
-
-
-def _threads(threads: int) -> str:
-    return "one thread" if threads == 1 else f"{threads} threads"

@@ -32,12 +32,10 @@ print(json.dumps(time.perf_counter() - start))
 """
 
 # On Linux, writing 5 to clear_refs lowers the recorded peak to what is resident now, so that the peak of the call is
-# not hidden behind that of start-up. The smaller problem loads the kernels that the large one needs; one much smaller
-# would be solved by others.
-_MEMORY = """
+# not hidden behind that of start-up.
+_PEAK = """
 import json, resource, sys
 import torch
-import equipoise as eq
 
 def resident(field):
     try:
@@ -47,32 +45,35 @@ def resident(field):
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
-dtype = getattr(torch, sys.argv[1])
-scores = torch.randn(131072, 64, dtype=dtype)
-eq.assign(scores[:16384])
-try:
-    with open("/proc/self/clear_refs", "w") as clear:
-        clear.write("5")
-except OSError:
-    pass
-before = resident("VmRSS")
-eq.assign(scores)
-print(json.dumps(max(0, resident("VmHWM") - before) / (scores.numel() * scores.element_size())))
+def rise(call):
+    try:
+        with open("/proc/self/clear_refs", "w") as clear:
+            clear.write("5")
+    except OSError:
+        pass
+    before = resident("VmRSS")
+    call()
+    return max(0, resident("VmHWM") - before)
 """
 
+# The smaller problem loads the kernels that the large one needs; one much smaller would be solved by others.
+_MEMORY = (
+    _PEAK
+    + """
+import equipoise as eq
+scores = torch.randn(131072, 64, dtype=getattr(torch, sys.argv[1]))
+eq.assign(scores[:16384])
+print(json.dumps(rise(lambda: eq.assign(scores)) / (scores.numel() * scores.element_size())))
+"""
+)
 
-# The same, for one training step of a layer whose parameters are resident before it. A first step on fewer tokens loads
-# kernels. The gradients of the parameters belong to the step.
-_LAYER_MEMORY = """
-import json, sys
-import torch
+# One training step of a layer whose parameters are resident before it. A first step on fewer tokens loads kernels. The
+# gradients of the parameters belong to the step.
+_LAYER_MEMORY = (
+    _PEAK
+    + """
 from equipoise_lab.bench._layer import named_layer, plain_step, training_step
 from equipoise_lab.bench._layer_models import LayerSize
-
-def resident(field):
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field))
-
 name, size, seed = sys.argv[1], LayerSize(**json.loads(sys.argv[2])), int(sys.argv[3])
 torch.manual_seed(seed)
 layer = named_layer(name, size, seed)
@@ -81,13 +82,10 @@ x, grad = torch.randn(size.tokens, size.dim, requires_grad=True), torch.randn(si
 few = min(size.tokens, 128 * size.num_experts)
 step(layer, x.detach()[:few].clone().requires_grad_(), grad[:few])
 layer.zero_grad(set_to_none=True)
-with open("/proc/self/clear_refs", "w") as clear:
-    clear.write("5")
-before = resident("VmRSS")
-step(layer, x, grad)
 parameters = sum(p.numel() * p.element_size() for p in layer.parameters())
-print(json.dumps([max(0, resident("VmHWM") - before), parameters]))
+print(json.dumps([rise(lambda: step(layer, x, grad)), parameters]))
 """
+)
 
 
 def probe_import(*, threads: int) -> tuple[float, float]:

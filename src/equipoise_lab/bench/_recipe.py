@@ -4,7 +4,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from equipoise._core import check_one_of, check_seed
+from equipoise._core import check_one_of
+from equipoise_lab.bench._benchmark import check_run
 from equipoise_lab.bench._families import FAMILIES
 
 Size = tuple[int, int]
@@ -38,12 +39,7 @@ class AssignBench:
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
         check_one_of("family", self.family, list(FAMILIES))
-        for name, least in (("threads", 1), ("repeats", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        check_seed("seed", self.seed)
-        if not self.budget > 0:
-            raise ValueError(f"budget must be a positive number of seconds, got {self.budget}")
+        check_run(self)
 
     @property
     def judged(self) -> bool:

@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_positive, check_seed
+from equipoise._core import check_positive
 from equipoise.balancing import Balanced, ConvergenceWarning, sinkhorn
+from equipoise_lab._tables import name_size
 from equipoise_lab._timing import best_of, best_of_each, num_threads
-from equipoise_lab.bench._benchmark import Measurement, Records, Step
+from equipoise_lab.bench._benchmark import Measurement, Records, Step, check_run, foresee
 
 Size = tuple[int, int]
-NAME = "bench-sinkhorn"
 CAPACITY_FACTOR = 1.25
 # Where POT stops, in decades of its own error; the first that meets the tolerance is what it is timed with.
 _POT_THRESHOLDS = tuple(10.0**-decade for decade in range(2, 12))
@@ -54,11 +54,7 @@ class SinkhornBench:
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
-        for name, least in (("threads", 1), ("repeats", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}: raise it")
-        check_seed("seed", self.seed)
-        check_positive("budget", self.budget)
+        check_run(self)
         check_positive("tolerance", self.tolerance)
 
 
@@ -79,7 +75,7 @@ def sinkhorn_steps(bench: SinkhornBench) -> list[Step]:
     return [
         Step(
             key=sinkhorn_key(size, deviation, who),
-            title=f"{size[0]:,} x {size[1]}  sd {deviation:g}  {title}",
+            title=f"{name_size(size)}  sd {deviation:g}  {title}",
             measure=functools.partial(measure, bench, size, deviation),
         )
         for size in bench.sizes
@@ -121,7 +117,9 @@ def _measure_pot(bench: SinkhornBench, size: Size, deviation: float, records: Re
     """Times POT with the loosest of its thresholds that meets the tolerance; float64, as float32 does not reach it."""
     if importlib.util.find_spec("ot") is None:
         return Measurement(status="not installed", note="needs POT: pip install 'equipoise[peers]'")
-    expected = _foresee(bench, size, deviation, records)
+    expected = foresee(
+        records, bench.sizes, size, lambda size: sinkhorn_key(size, deviation, "pot"), lambda n, k: float(n * k)
+    )
     if expected > bench.budget:
         return Measurement(status="skipped", note=f"about {expected:.0f} s expected, budget {bench.budget:g} s")
     import ot
@@ -155,16 +153,6 @@ def _loosest_threshold(solve: Callable[[float], Any], bench: SinkhornBench) -> t
         if error <= bench.tolerance or seconds > bench.budget:
             break
     return threshold, error, seconds
-
-
-def _foresee(bench: SinkhornBench, size: Size, deviation: float, records: Records) -> float:
-    """Extrapolates POT's time from the last smaller size, in proportion to the entries of the matrix."""
-    expected = 0.0
-    for earlier in bench.sizes[: bench.sizes.index(size)]:
-        record = records.get(sinkhorn_key(earlier, deviation, "pot"))
-        if record is not None and record.seconds is not None:
-            expected = record.seconds * math.prod(size) / math.prod(earlier)
-    return expected
 
 
 def _column_error(p: Float[Tensor, "n k"]) -> float:

@@ -6,7 +6,6 @@ Legend: n rows (datapoints), k columns (experts).
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise_lab._style import add_grid, new_figure, save, style
-from equipoise_lab._tables import format_seconds, new_table
-from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records
-from equipoise_lab.bench._sinkhorn import (
-    CAPACITY_FACTOR,
-    NAME,
-    SinkhornBench,
-    Size,
-    sinkhorn_key,
-    sinkhorn_steps,
-)
-from equipoise_lab.bench._verdicts import Verdict, limit_table
+from equipoise_lab._tables import format_seconds, name_size, name_threads, new_table
+from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, plan
+from equipoise_lab.bench._sinkhorn import CAPACITY_FACTOR, SinkhornBench, Size, sinkhorn_key, sinkhorn_steps
+from equipoise_lab.bench._verdicts import Verdict, limit_table, ratio_text
 
 # Multiples of torch.softmax on the same matrix, by standard deviation of the logits, at this size.
 LIMIT_SIZE = (65536, 64)
@@ -71,7 +63,7 @@ def sinkhorn_verdicts(bench: SinkhornBench, records: Records) -> list[Verdict]:
     found = [
         Verdict(
             group="size",
-            title=f"{_name(LIMIT_SIZE)}, sd {deviation:g}: times torch.softmax",
+            title=f"{name_size(LIMIT_SIZE)}, sd {deviation:g}: times torch.softmax",
             figure=times_softmax(records, LIMIT_SIZE, deviation),
             limit=limit,
         )
@@ -84,12 +76,11 @@ def sinkhorn_verdicts(bench: SinkhornBench, records: Records) -> list[Verdict]:
     return [verdict.judged() if bench.threads == 1 else verdict for verdict in found]
 
 
-def sinkhorn_tables(bench: SinkhornBench, records: Records) -> list[Table]:
+def _tables(bench: SinkhornBench, records: Records) -> list[Table]:
     """The tables of a run: times by size and deviation, then limits."""
-    threads = "one thread" if bench.threads == 1 else f"{bench.threads} threads"
     headings = ("n x k", "sd", "softmax", "ours", "ours", "passes", "error", f"slack\n{CAPACITY_FACTOR:g}", "backward")
     table = new_table(
-        f"Balancing to {bench.tolerance:g}, float32 logits, {threads}, best of {bench.repeats}",
+        f"Balancing to {bench.tolerance:g}, float32 logits, {name_threads(bench.threads)}, best of {bench.repeats}",
         right=(*headings, "POT", "POT\n/ ours"),
         no_wrap=True,
         caption="In multiples of torch.softmax on the same matrix, except where a unit is given.",
@@ -101,22 +92,8 @@ def sinkhorn_tables(bench: SinkhornBench, records: Records) -> list[Table]:
 
 
 def sinkhorn_benchmark(bench: SinkhornBench) -> Benchmark:
-    """Plans a run.
-
-    Args:
-        bench: its options.
-
-    Returns:
-        The benchmark.
-    """
-    return Benchmark(
-        name="sinkhorn",
-        options=asdict(bench),
-        steps=sinkhorn_steps(bench),
-        tables=partial(sinkhorn_tables, bench),
-        summary=partial(_summary, bench),
-        draw=partial(_save_figure, bench),
-    )
+    """Plans a run."""
+    return plan("sinkhorn", bench, sinkhorn_steps(bench), tables=_tables, summary=_summary, draw=_save_figure)
 
 
 def _summary(bench: SinkhornBench, records: Records) -> dict[str, Any]:
@@ -138,19 +115,18 @@ def _row(records: Records, size: Size, deviation: float) -> list[Text]:
     ours = records.get(sinkhorn_key(size, deviation, "ours"), Measurement(status="skipped"))
     pot = records.get(sinkhorn_key(size, deviation, "pot"), Measurement(status="skipped"))
     if not ours.figures:
-        return [Text(_name(size)), Text(f"{deviation:g}"), Text(ours.status, style="dim")]
+        return [Text(name_size(size)), Text(f"{deviation:g}"), Text(ours.status, style="dim")]
     figures = ours.figures
     limit = SOFTMAX_LIMITS.get(deviation) if size == LIMIT_SIZE else None
     ratio = figures["tight"] / figures["softmax"]
-    cells = [_name(size), f"{deviation:g}", format_seconds(figures["softmax"]), format_seconds(figures["tight"])]
+    cells = [name_size(size), f"{deviation:g}", format_seconds(figures["softmax"]), format_seconds(figures["tight"])]
     cells += [f"{figures['iterations']:.0f}", f"{figures['error']:.0e}"]
     cells += [f"{figures[what] / figures['softmax']:.1f}" for what in ("slack", "backward")]
     race = times_faster_than_pot(records, size, deviation)
     cells += [format_seconds(pot.seconds) if race is not None and pot.seconds is not None else pot.status]
     texts = [Text(cell) for cell in cells]
-    texts.insert(4, Text(f"{ratio:.1f}", style="" if limit is None else "green" if ratio <= limit else "bold red"))
-    texts.append(Text("-") if race is None else Text(f"{race:.1f}", style="green" if race >= POT_LIMIT else "bold red"))
-    return texts
+    texts.insert(4, ratio_text(ratio, ".1f", limit))
+    return [*texts, ratio_text(race, ".1f", POT_LIMIT, at_least=True)]
 
 
 def _save_figure(bench: SinkhornBench, records: Records, folder: Path) -> list[Path]:
@@ -172,15 +148,11 @@ def _save_figure(bench: SinkhornBench, records: Records, folder: Path) -> list[P
         add_grid(axes)
         axes.set_xlabel("standard deviation of the logits")
         axes.set_ylabel("time, in multiples of torch.softmax")
-        title = f"Balancing {_name(size)} logits to a relative column error of {bench.tolerance:g}"
+        title = f"Balancing {name_size(size)} logits to a relative column error of {bench.tolerance:g}"
         axes.set_title(title)
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        return save(figure, folder, NAME)
+        return save(figure, folder, "bench-sinkhorn")
 
 
 def _cells(bench: SinkhornBench) -> list[tuple[Size, float]]:
     return [(size, deviation) for size in bench.sizes for deviation in bench.deviations]
-
-
-def _name(size: Size) -> str:
-    return f"{size[0]:,} x {size[1]}"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from equipoise_lab._tables import name_size
 from equipoise_lab.bench._behaviour import behaviour_key
 from equipoise_lab.bench._benchmark import Measurement, Records
 from equipoise_lab.bench._families import FAMILIES
@@ -82,7 +83,7 @@ def summary(bench: AssignBench, records: Records) -> dict[str, Any]:
 
 def _size_verdicts(bench: AssignBench, records: Records) -> Iterator[Verdict]:
     for size in bench.sizes:
-        limit, name = SIZE_LIMITS.get(size), f"{size[0]:,} x {size[1]}"
+        limit, name = SIZE_LIMITS.get(size), name_size(size)
         if limit is None:
             continue
         if limit.peer is not None:

@@ -40,7 +40,7 @@ class Verdict:
         """Returns the verdict with `passed` set, where there is a figure."""
         if self.figure is None:
             return self
-        return replace(self, passed=self.figure >= self.limit if self.at_least else self.figure <= self.limit)
+        return replace(self, passed=_holds(self.figure, self.limit, self.at_least))
 
 
 def limit_table(
@@ -62,14 +62,28 @@ def limit_table(
         missing = "-" if notes else verdict.note or "-"
         figure = missing if verdict.figure is None else _quantity(verdict.figure, verdict.unit)
         limit = f"{'>=' if verdict.at_least else '<='} {_quantity(verdict.limit, verdict.unit)}"
-        word = judged_text(unjudged, None) if verdict.passed is None else Text(*_WORDS[verdict.passed])
+        word = Text(unjudged, "dim") if verdict.passed is None else Text(*_WORDS[verdict.passed])
         table.add_row(verdict.title, figure, limit, word, *([verdict.note] if notes else []))
     return table
 
 
-def judged_text(text: str, passed: bool | None) -> Text:
-    """Colours what was held against a limit; dim where it was not."""
-    return Text(text, style="dim" if passed is None else _WORDS[passed][1])
+def ratio_text(figure: float | None, form: str, limit: float | None = None, *, at_least: bool = False) -> Text:
+    """Writes a figure for a table, coloured where there is a limit; a dim dash where there is no figure.
+
+    Args:
+        figure: what to write.
+        form: how, as `format` takes it.
+        limit: what it is held against; None: nothing.
+        at_least: True when larger is better.
+    """
+    if figure is None:
+        return Text("-", style="dim")
+    text = format(figure, form)
+    return Text(text) if limit is None else Text(text, style=_WORDS[_holds(figure, limit, at_least)][1])
+
+
+def _holds(figure: float, limit: float, at_least: bool) -> bool:
+    return figure >= limit if at_least else figure <= limit
 
 
 def _quantity(figure: float, unit: str) -> str:

@@ -105,25 +105,16 @@ def audit(
 
 def _measure_all(run: "Audit", console: "Console") -> "list[AuditResult]":
     """Measures case by case, with a bar that shows the draws and a line for each that is done."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
     from equipoise_lab.audit import measure, prepare, verdict_text
+    from equipoise_lab.cli._training_bar import TrainingBar
 
     with console.status("drawing once from each (the first run on a machine compiles the solver)"):
         strategies = prepare(run)
     outcomes, cases = list["AuditResult"](), run.cases()
-    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=sum(count for _, _, count in cases))
+    with TrainingBar(console, sum(count for _, _, count in cases), unit=None) as bar:
         for number, (name, subtracted, count) in enumerate(cases, start=1):
-            progress.update(task, description=name)
-            outcome = measure(
-                strategies[name],
-                run,
-                baseline=subtracted,
-                draws=count,
-                advance=lambda made: progress.advance(task, made),
-            )
+            bar.show(name)
+            outcome = measure(strategies[name], run, baseline=subtracted, draws=count, advance=bar.advance)
             outcomes.append(outcome)
             line = f"[{number}/{len(cases)}] {outcome.name}: {verdict_text(outcome)}"
             console.print(line, markup=False, highlight=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`equipoise bench assign`, `sinkhorn` and `layer`."""
+"""`equipoise bench assign`, `balance`, `sinkhorn` and `layer`."""
 
 import os
 from pathlib import Path
@@ -133,6 +133,40 @@ def layer(
     _run_benchmark(layer_benchmark(recipe), out, resume=resume)
 
 
+def balance(
+    out: Out = Path("out/bench-balance"),
+    grid: Annotated[
+        Literal["quick", "full"],
+        typer.Option(help="Experts and batches: quick takes less than a minute, full about five."),
+    ] = "full",
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch and equipoise.")] = 1,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Repetitions with other logits; means count. [default: the grid's own]")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first trial.")] = 0,
+    resume: Resume = False,
+) -> None:
+    """Measure how well routers balance batches that they have not seen.
+
+    Routers that learn one number for each expert from past batches (`loss-free`, `quantile`, `priced`) observe 1 to 100
+    batches of logits, which stay as they are or drift. Then the largest load over the mean load, minus 1 (MaxVio), is
+    measured on fresh batches, beside that of `topk`, which does not balance, and that of exact prices of a very large
+    batch: the floor that sampling noise sets. `priced` is held against stated limits.
+
+    Writes `bench-balance.json` (after every measurement), `bench-balance.svg` and `bench-balance.png`.
+
+    When it is interrupted, the same command goes on from what is measured; after it has ended, it starts anew.
+
+    For a first impression: `equipoise bench balance --grid quick`.
+    """
+    _set_threads(threads)
+
+    from equipoise_lab.bench import BALANCE_RECIPES, balance_benchmark, pick_recipe
+
+    recipe = pick_recipe(BALANCE_RECIPES, grid, trials=trials, seed=seed)
+    _run_benchmark(balance_benchmark(recipe), out, resume=resume)
+
+
 def _set_threads(threads: int) -> None:
     """Tells the libraries that are loaded from here on, which read these variables once, at load."""
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
@@ -156,23 +190,19 @@ def _run_benchmark(benchmark: "Benchmark", out: Path, *, resume: bool) -> None:
 
 def _run_steps(console: "Console", log: "Log") -> None:
     """Makes the measurements of a plan: a moving bar on a terminal, one line a measurement in a log."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from equipoise_lab.cli._training_bar import TrainingBar
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     steps = log.benchmark.steps
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(steps))
+    with TrainingBar(console, len(steps), unit=None) as bar:
         for number, step in enumerate(steps, start=1):
-            progress.update(task, description=step.title)
+            bar.show(step.title)
             try:
                 record = log.run(step)
             except KeyboardInterrupt:
                 console.print(f"Interrupted. What was measured is in {log.path}; the same command goes on from there.")
                 raise
-            if not console.is_terminal:
-                line = f"[{number}/{len(steps)}] {step.title}: {_outcome(record)}"
-                console.print(line, markup=False, highlight=False)
-            progress.advance(task)
+            bar.log(f"[{number}/{len(steps)}] {step.title}: {_outcome(record)}")
+            bar.advance(1)
 
 
 def _outcome(record: "Measurement") -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of long training: a bar with the time left on a terminal, a line every tenth of the way in a log."""
+"""Progress of long work: a bar with the time left on a terminal, lines in a log."""
 
 from types import TracebackType
 
@@ -8,16 +8,17 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 
 class TrainingBar:
-    """Counts training steps, wherever they are done.
+    """Counts steps, wherever they are done.
 
     Args:
         console: where progress is shown.
         total: steps in all.
+        unit: what they are called, in a line of the log for every tenth of the way; None: no such lines.
     """
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, *, unit: str | None = "training steps") -> None:
         """Starts at 0."""
-        self._console, self._total, self._done, self._said = console, max(total, 1), 0, 0
+        self._console, self._total, self._unit, self._done, self._said = console, max(total, 1), unit, 0, 0
         columns = (
             BarColumn(),
             TaskProgressColumn(),
@@ -40,18 +41,25 @@ class TrainingBar:
         """Removes the bar."""
         self._progress.stop()
 
-    def say(self, line: str) -> None:
-        """Names the part that begins."""
+    def show(self, line: str) -> None:
+        """Names the part that begins, beside the bar."""
         self._progress.update(self._task, description=line)
+
+    def log(self, line: str) -> None:
+        """Writes a line where there is no bar."""
         if not self._console.is_terminal:
             self._console.print(line, markup=False, highlight=False)
+
+    def say(self, line: str) -> None:
+        """Names the part that begins, beside the bar or in the log."""
+        self.show(line)
+        self.log(line)
 
     def advance(self, steps: int) -> None:
         """Moves on."""
         self._done += steps
         self._progress.advance(self._task, steps)
         tenths = 10 * self._done // self._total
-        if tenths > self._said:
+        if self._unit is not None and tenths > self._said:
             self._said = tenths
-            if not self._console.is_terminal:
-                self._console.print(f"{10 * tenths}% of the training steps", highlight=False)
+            self.log(f"{10 * tenths}% of the {self._unit}")

@@ -58,12 +58,12 @@ def test_budget_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"threads": 0}, "threads must be at least 1, got 0"),
-        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be an integer >= 1, got 0"),
+        ({"repeats": 0}, "repeats must be an integer >= 1, got 0"),
         ({"seed": -1}, "seed must be an integer from 0 to 2\\*\\*62 - 1, .*, got -1"),
         ({"seed": 2**70}, "because torch's seeds have 64 bits"),
         ({"family": "nice"}, "family must be one of"),
-        ({"budget": 0.0}, "budget must be a positive number"),
+        ({"budget": 0.0}, "budget must be finite and > 0"),
         ({"grid": "endless"}, "grid must be one of 'full', 'quick'"),
     ],
 )

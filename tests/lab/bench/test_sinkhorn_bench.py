@@ -69,8 +69,8 @@ def test_missing_peer_and_spent_budget_are_said(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"threads": 0}, "threads must be at least 1, got 0"),
-        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be an integer >= 1, got 0"),
+        ({"repeats": 0}, "repeats must be an integer >= 1, got 0"),
         ({"seed": -1}, "seed must be an integer from 0 to .*, got -1"),
         ({"budget": 0.0}, "budget must be finite and > 0"),
         ({"grid": "endless"}, "grid must be one of 'full', 'quick'"),

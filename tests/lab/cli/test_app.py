@@ -40,7 +40,7 @@ def test_help_explains(capsys: pytest.CaptureFixture[str], arguments: tuple[str,
         (("bench", "assign", "--repeats", "many"), "--repeats"),
         (("bench", "assign", "--grid", "huge"), "'quick', 'full'"),
         (("bench", "assign", "--family", "polite"), "rank-2"),
-        (("bench", "assign", "--budget", "-1"), "budget must be a positive number of seconds, got -1"),
+        (("bench", "assign", "--budget", "-1"), "budget must be finite and > 0, got -1"),
         (("bench", "assign", "--budget", "nan"), "budget"),
     ],
 )

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of the audit: bias against standard deviation, and variance against cost; one mark for each estimate."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import FixedLocator, NullFormatter
+
+from equipoise.audit import CONFIDENCE, GROUPS, POWER, AuditResult, Verdict
+from equipoise.estimators import PAPER_STRATEGIES
+from equipoise_lab._style import Label, Look, add_grid, label_column, new_figure, row, save, style
+from equipoise_lab.audit._recipe import Audit
+from equipoise_lab.audit._report import NAME, describe
+
+# Colour, marker and fill: any one of the three tells the verdicts apart, so grey print does too.
+_LOOKS: dict[Verdict, Look] = {
+    "biased": Look(colour="#8c2d04", marker="s"),
+    "undecided": Look(colour="#777777", marker="D", filled=False),
+    "unbiased": Look(colour="#0b5cad", marker="o", filled=False),
+}
+_TICKS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+# The figure of cost has the paper's strategies in grey, and what came after them in one hue for each way of sampling;
+# baselines have that of the strategy they are used with.
+_GREY, _DARK_GREY = "#8a8a8a", "#555555"
+_HUES = (("gm", "#8c2d04"), ("skip", "#0b5cad"), ("sample", "#1b7837"))
+_OTHER = "#6a3d9a"
+# The height of a name, as a fraction of that of the axes: a figure with few names and one with many.
+_LABEL_HEIGHT, _SMALL_LABEL_HEIGHT = 0.062, 0.034
+
+
+def save_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> list[Path]:
+    """Draws bias against standard deviation of one estimate on logarithmic axes, for router and experts.
+
+    A strategy whose bias was found is a filled square at the bias, with its confidence interval. One whose bias was not
+    found is an open mark at the bias that would have been, with an arrow down: the bias is below that, or zero.
+
+    Args:
+        audit: the run.
+        outcomes: one for each strategy.
+        folder: where audit.svg and audit.png go.
+
+    Returns:
+        The files written.
+    """
+    # Baselines have a figure of their own; here they are shown if there is nothing else.
+    shown = [o for o in outcomes if o.baseline == "none"] or outcomes
+    title = (
+        f"{describe(audit)}\n"
+        "square: biased   circle: unbiased   diamond: undecided\n"
+        f"filled: bias found, with {CONFIDENCE:.0%} interval   "
+        f"arrow down: none found; one at the mark would have been, with probability {POWER:g}"
+    )
+    sizes = ("standard deviation of one estimate / norm of the exact gradient", "bias / norm of the exact gradient")
+    return _save(folder, NAME, (9.6, 4.6), title, sizes, lambda axes, group: _draw_bias(axes, shown, group))
+
+
+def save_cost_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> list[Path]:
+    """Draws the variance of one estimate against the time it takes, on logarithmic axes, for router and experts.
+
+    Args:
+        audit: the run.
+        outcomes: one for each strategy and baseline.
+        folder: where audit-cost.svg and audit-cost.png go.
+
+    Returns:
+        The files written.
+    """
+    title = (
+        f"Variance against cost: {describe(audit)}\n"
+        "grey: the paper's strategies   colour: mixtures, averages, baselines and critics   "
+        "filled: unbiased   open: biased or undecided\n"
+        "down and left is better   dotted: equal variance in equal time, by averaging   "
+        "baselines do not change the experts' gradient"
+    )
+    sizes = (
+        "time of one estimate without the experts' own, microseconds",
+        "variance of one estimate / squared norm of the exact gradient",
+    )
+    return _save(
+        folder, f"{NAME}-cost", (10.6, 7.0), title, sizes, lambda axes, group: _draw_cost(axes, outcomes, group)
+    )
+
+
+def _save(
+    folder: Path,
+    name: str,
+    size: tuple[float, float],
+    title: str,
+    labels: tuple[str, str],
+    draw: Callable[[Axes, str], object],
+) -> list[Path]:
+    """Draws a panel for the router's gradient and one for the experts', on logarithmic axes."""
+    with style():
+        figure = new_figure(*size)
+        panels = row(figure, len(GROUPS))
+        for axes, group in zip(panels, GROUPS, strict=True):
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            draw(axes, group)
+            axes.set_title(f"gradient of the {group}", fontweight="bold")
+            axes.set_xlabel(labels[0])
+        panels[0].set_ylabel(labels[1])
+        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9)
+        return save(figure, folder, name)
+
+
+def _draw_bias(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
+    marks: list[Label] = []
+    for outcome in outcomes:
+        y, bold = _draw_mark(axes, outcome, group), outcome.verdict == "unbiased"
+        x, colour = outcome.findings[group].deviation, _LOOKS[outcome.verdict].colour
+        marks.append(Label(x=x, y=y, text=outcome.name, colour=colour, bold=bold))
+    # Room for the arrows below and the names at the right.
+    xs, ys = [mark.x for mark in marks], [mark.y for mark in marks]
+    span = max(max(xs) / min(xs), 2.0)
+    axes.set_xlim(min(xs) / span**0.12, max(xs) * span**0.8)
+    axes.set_ylim(min(ys) / 4.0, max(ys) * 2.5)
+    _set_ticks(axes.xaxis, [digit * 10.0**power for power in range(-4, 5) for digit in _TICKS])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if value >= 1e-4 else f"{value:.0e}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    add_grid(axes)
+    left, right = axes.get_xlim()
+    label_column(axes, sorted(marks, key=lambda mark: mark.y), right / (right / left) ** 0.28, _LABEL_HEIGHT)
+
+
+def _draw_mark(axes: Axes, outcome: AuditResult, group: str) -> float:
+    """Draws one strategy and returns the height of its mark."""
+    finding, look = outcome.findings[group], _LOOKS[outcome.verdict]
+    x, (lower, upper) = finding.deviation, finding.bias_interval
+    # The verdict is about router and experts together; either alone may show no bias.
+    shown = outcome.verdict == "biased" and lower > 0.0
+    y = min(max(finding.bias, lower), upper) if shown else finding.detectable
+    if shown:
+        axes.plot([x, x], [lower, upper], color=look.colour, linewidth=1.4)
+    else:
+        arrow = {"arrowstyle": "-|>", "color": look.colour, "linewidth": 1.2}
+        axes.annotate("", xy=(x, y / 2.2), xytext=(x, y), arrowprops=arrow)
+    face = look.colour if look.filled and shown else "white"
+    how: dict[str, Any] = {
+        "markersize": 7.5,
+        "color": look.colour,
+        "markerfacecolor": face,
+        "markeredgewidth": 1.6,
+        "zorder": 3,
+    }
+    axes.plot([x], [y], look.marker, **how)
+    return y
+
+
+def _draw_cost(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
+    # The experts' gradient differs only where draws are averaged.
+    shown = [o for o in outcomes if group == "router" or o.baseline in ("none", "draws")] or outcomes
+    marks: list[Label] = []
+    for outcome in sorted(shown, key=lambda o: o.findings[group].deviation):
+        x, y = 1e6 * outcome.step_seconds, max(outcome.findings[group].deviation ** 2, 1e-12)
+        colour = _colour(outcome)
+        face = colour if outcome.verdict == "unbiased" else "white"
+        axes.plot([x], [y], "o", markersize=7, color=colour, markerfacecolor=face, markeredgewidth=1.5, zorder=3)
+        written = _DARK_GREY if colour == _GREY else colour
+        marks.append(Label(x=x, y=y, text=outcome.name, colour=written, size=7.5))
+    xs, ys = [mark.x for mark in marks], [mark.y for mark in marks]
+    span, height = max(max(xs) / min(xs), 3.0), max(max(ys) / min(ys), 3.0)
+    left, column = min(xs) / span**0.1, max(xs) * span**0.15
+    axes.set_xlim(left, column * (column / left) ** 0.75)
+    axes.set_ylim(min(ys) / height**0.08, max(ys) * height**0.08)
+    ticks = [digit * 10.0**power for power in range(-6, 7) for digit in (1.0, 2.0, 5.0)]
+    for axis, most in ((axes.xaxis, column), (axes.yaxis, math.inf)):
+        _set_ticks(axis, [tick for tick in ticks if tick < most])
+    for power in range(-12, 13):  # variance times time is what averaging estimates keeps
+        product = 4.0**power * xs[0] * ys[0]
+        axes.plot([left, column], [product / left, product / column], ":", color="#c8c8c8", linewidth=0.8, zorder=0)
+    add_grid(axes)
+    label_column(axes, marks, column, _SMALL_LABEL_HEIGHT)
+
+
+def _colour(outcome: AuditResult) -> str:
+    if outcome.baseline == "none" and outcome.strategy.name in PAPER_STRATEGIES:
+        return _GREY
+    return next((hue for start, hue in _HUES if outcome.strategy.name.startswith(start)), _OTHER)
+
+
+def _set_ticks(axis: Axis, ticks: Sequence[float]) -> None:
+    """Writes plain numbers at some places, and nothing between them."""
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(FixedLocator([]))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
