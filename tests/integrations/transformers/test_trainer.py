@@ -52,7 +52,8 @@ def train(model, folder, kind=RoutedTrainer, *, steps=3, resume=None, data=None,
         "save_strategy": "no" if save is None else "steps",
         "save_steps": save or 500,
     }
-    own = {name: options.pop(name) for name in ("surrogate", "optimizers") if name in options}
+    own = {name: options.pop(name) for name in ("surrogate", "evaluate") if name in options}
+    own["eval_dataset"] = own.pop("evaluate", None)
     args = TrainingArguments(str(folder), **{**given, **options})
     seen = Losses()
     trainer = kind(model=model, args=args, train_dataset=dataset() if data is None else data, callbacks=[seen], **own)
@@ -156,6 +157,19 @@ def test_an_interrupted_run_goes_on_with_the_same_losses(tmp_path, family, route
     assert again == losses[2:]
     torch.testing.assert_close(prices_again, prices, rtol=0, atol=0)
     torch.testing.assert_close(baseline_again, baseline, rtol=0, atol=0)
+
+
+def test_the_best_model_is_loaded_whole_at_the_end(tmp_path):
+    model = tiny_model("mixtral")  # whose experts are stored under other names
+    swap_routers(model, "priced")
+    how = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "learning_rate": 1.0}
+    trainer, _ = train(model, tmp_path, steps=3, save=1, evaluate=dataset(4), **how)
+    best = trainer.state.best_model_checkpoint
+    assert best.endswith("checkpoint-1")  # a learning rate of 1 makes it worse and worse
+    stored = type(model).from_pretrained(best)
+    for name, parameter in stored.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name
+    assert all(block.routed_gate.router.updates.item() == 1 for _, block in routed_blocks(model))
 
 
 def test_prices_move_once_an_optimiser_step_after_all_its_batches(tmp_path):

@@ -151,18 +151,25 @@ class RoutedTrainerMixin(_Base):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        loaded: Any = self.model if model is None else model
-        load_renamed(loaded, resume_from_checkpoint)
-        path = os.path.join(resume_from_checkpoint, STATE)
+        self._load_routing(resume_from_checkpoint, self.model if model is None else model)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if self.state.best_model_checkpoint is not None:
+            self._load_routing(self.state.best_model_checkpoint, self.model)
+
+    def _load_routing(self, folder: str, model: Any) -> None:
+        """Loads what the Trainer does not: parameters that are stored under other names, routers, the surrogate."""
+        load_renamed(model, folder)
+        path = os.path.join(folder, STATE)
         if not os.path.isfile(path):
             raise ValueError(
-                f"resume_from_checkpoint must be a checkpoint of a RoutedTrainer, got "
-                f"{resume_from_checkpoint!r} without "
-                f"{STATE}: load its weights with from_pretrained, and train without resuming"
+                f"resume_from_checkpoint must be a checkpoint of a RoutedTrainer, got {folder!r} without {STATE}: load "
+                "its weights with from_pretrained, and train without resuming"
             )
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         self.surrogate.load_state_dict(state["surrogate"])
-        load_router_states(loaded, state["routers"])
+        load_router_states(model, state["routers"])
 
 
 class RoutedTrainer(RoutedTrainerMixin, Trainer):
