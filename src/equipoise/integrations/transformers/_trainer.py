@@ -188,6 +188,7 @@ class RoutedTrainer(RoutedTrainerMixin, Trainer):
         >>> args = TrainingArguments(tempfile.mkdtemp(), max_steps=1, **how)
         >>> trainer = RoutedTrainer(model=model, args=args, train_dataset=data)
         >>> trainer.train().global_step
+        {'train_runtime': ...}
         1
     """
 
