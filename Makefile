@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (once; a few minutes on a fresh machine)"
 	@$(PIP) install "torch==2.13.0"
-	@$(PIP) install -c constraints.txt -e ".[lab,peers,docs,dev]"
+	@$(PIP) install -c constraints.txt -e ".[lab,peers,transformers,docs,dev]"
 	@touch $@
 
 # Kernels are compiled while the sources are checked: two cores, two jobs. Files go to the two processes in the order of

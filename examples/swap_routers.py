@@ -10,10 +10,10 @@ import copy
 from pathlib import Path
 
 import torch
-from equipoise.integrations.transformers import restore_routers, swap_routers
 from transformers import OlmoeConfig, OlmoeForCausalLM
 
 import equipoise as eq
+from equipoise.integrations.transformers import restore_routers, swap_routers
 
 torch.manual_seed(0)
 config = OlmoeConfig(
