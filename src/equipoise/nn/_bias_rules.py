@@ -216,7 +216,7 @@ class Priced(nn.Module):
         Args:
             routing: what this rule decided.
         """
-        self.average.take(routing.logits.detach(), routing.mask, self.top_k, scope=routing.scope)
+        self.average.take(routing.compared, routing.mask, self.top_k, scope=routing.scope)
 
 
 class Quantile(WideBuffers):
@@ -285,7 +285,7 @@ class Quantile(WideBuffers):
         Args:
             routing: what this rule decided.
         """
-        logits = routing.logits.detach()
+        logits = routing.compared
         logits = routing.scope.rows(logits if routing.mask is None else logits[routing.mask])
         rows, num_experts = logits.shape
         if self.top_k >= num_experts:

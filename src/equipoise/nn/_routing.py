@@ -47,6 +47,7 @@ class Routing(Record):
             or masked.
         scope: the rows that shared the capacity, and that telemetry is about.
         balance_losses: scalars to add to the loss, with their weights in them; only those whose weight is not 0.
+        selection: what was compared before any prices, where that is not the logits (see `Scoring`).
     """
 
     logits: Float[Tensor, "T E"]
@@ -65,6 +66,7 @@ class Routing(Record):
     exactly_balanced: bool = False
     scope: Scope = THIS_PROCESS
     balance_losses: Mapping[str, Tensor] = field(default_factory=dict)
+    selection: Float[Tensor, "T E"] | None = None
 
     def __repr__(self) -> str:
         """Shows the sizes, and how the router learns."""
@@ -89,6 +91,11 @@ class Routing(Record):
             One number a row; 0 for masked rows, and where nothing was drawn.
         """
         return self.log_p.new_zeros(self.log_p.shape[0]) if self.sample is None else self.sample.log_prob(self.log_p)
+
+    @property
+    def compared(self) -> Float[Tensor, "T E"]:
+        """What decided between experts, before prices, in whose units prices are; no gradient."""
+        return self.logits.detach() if self.selection is None else self.selection
 
     @property
     def num_experts(self) -> int:
