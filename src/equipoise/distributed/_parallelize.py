@@ -99,7 +99,8 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _settings(model: nn.Module, scope: str) -> dict[str, str]:
     """Describes what has to be the same on all ranks, part by part."""
-    parts = {name: repr(module) for name, module in model.named_modules() if isinstance(module, Router)}
+    routers = ((name, module) for name, module in model.named_modules() if isinstance(module, Router))
+    parts = {name: " ".join(repr(router).split()) for name, router in routers}
     shapes = {name: f"{tuple(x.shape)} {x.dtype}" for name, x in model.state_dict().items() if isinstance(x, Tensor)}
     mode = {"mode": "training" if model.training else "evaluation"}
     return {"scope": scope, **mode, **{f"router {name!r}": text for name, text in parts.items()}, **shapes}

@@ -38,6 +38,7 @@ def fifty_steps(folder: Path, options: dict[str, Any]) -> None:
         loss, routings = loss_of(ddp, rows_of(rank, BATCH, step), surrogate=surrogates[0])
         loss.backward()
         _step(optimizers[0])
+        own = [routing.logits.detach() for routing in routings]
         routings.update()
         expected, records = torch.zeros([], dtype=torch.float64), []
         for other in range(world):
@@ -48,7 +49,7 @@ def fifty_steps(folder: Path, options: dict[str, Any]) -> None:
         _step(optimizers[1])
         if options["router"] == "priced":
             for number, layer in enumerate(one.layers):
-                _averaged_prices(layer.router.rule.average, [r[number] for r in records])  # pyright: ignore
+                _averaged_prices(layer.router.rule.average, own[number], [r[number] for r in records])  # pyright: ignore
         error = (mean_over_ranks(loss) - expected).abs() / expected.abs()
         assert error < 1e-4, (step, float(error))
 
@@ -58,9 +59,17 @@ def _step(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def _averaged_prices(average: Any, records: list[Any]) -> None:
-    """What ranks do by communication."""
-    solved = [eq.assign(routing.logits.detach(), top_k=routing.indices.shape[1]).prices for routing in records]
+def _averaged_prices(average: Any, own: Tensor, records: list[Any]) -> None:
+    """What ranks do by communication, in one process.
+
+    From the ranks' logits, which are those of one process but for rounding: several prices may be optimal, and which of
+    them a solver returns may depend on the last bit.
+    """
+    parts = [torch.empty_like(own) for _ in records]
+    dist.all_gather(parts, own)
+    for part, routing in zip(parts, records, strict=True):
+        assert torch.allclose(part, routing.logits, rtol=0, atol=1e-10)
+    solved = [eq.assign(part, top_k=records[0].indices.shape[1]).prices for part in parts]
     average._enter(torch.stack([prices - prices.mean() for prices in solved]).mean(0), torch.tensor(True), 1)
 
 
