@@ -11,7 +11,8 @@ generated:
 - `solved`, the seeds solved with REINFORCE;
 - `rules`, how each claim is judged;
 - `sensitivity`, verdicts under other readings of the paper;
-- `beyond-argmax` and `beyond-expected`, seeds solved beyond the paper; `beyond-goals`, what they say of the goals.
+- `beyond-argmax` and `beyond-expected`, seeds solved beyond the paper; `beyond-goals`, what they say of the goals;
+- `lm-losses`, `lm-differences` and `lm-goals`, what `equipoise compare lm` found.
 
 All but the rules come from stored results, and are empty as long as there are none. A test holds documents and sources
 together.
@@ -120,6 +121,69 @@ def goal_list(beyond: Mapping[str, Any]) -> str:
     return "\n".join(f"- {g['goal']}: **{verdicts[g['holds']]}**, {g['measured']}." for g in beyond["goals"])
 
 
+_SETTINGS = {"rate": "bias rate", "strength": "prior", "id_bytes": "ids of bytes:"}
+
+
+def loss_table(found: Mapping[str, Any]) -> str:
+    """Renders the contenders of the language-model comparison, the least test loss first.
+
+    Args:
+        found: what `equipoise compare lm` stored.
+
+    Returns:
+        The table, without a line break at the end.
+    """
+    head = [
+        "router",
+        "test loss (sd), nats a byte",
+        "within capacity 1.25",
+        "MaxVio, training",
+        "MaxVio, evaluation",
+        "dropped",
+        "ms a step",
+    ]
+    lines = [f"| {' | '.join([*head, 'chosen setting'])} |", "|" + "---|" * (len(head) + 1)]
+    for row in sorted(found["outcomes"], key=lambda row: row["mean"]):
+        loads = [sum(row[name]) / len(row[name]) for name in ("violation", "eval_violation", "dropped")]
+        cells = [f"{loads[0]:.2f}", f"{loads[1]:.2f}", f"{loads[2]:.1%}"] if row["routed"] else ["-"] * 3
+        setting = ", ".join(
+            f"{_SETTINGS.get(name, name.replace('_', ' '))} {value:g}" for name, value in row["setting"].items()
+        )
+        first = [row["label"], f"{row['mean']:.3f} ({row['spread']:.3f})", f"{row['limited_mean']:.3f}"]
+        step_time = f"{1e3 * row['step_time']:.1f}"
+        lines.append(f"| {' | '.join([*first, *cells, step_time, setting])} |")
+    return "\n".join(lines)
+
+
+def difference_table(found: Mapping[str, Any]) -> str:
+    """Renders the paired differences of the language-model comparison; bold: better beyond the spread of the seeds.
+
+    Args:
+        found: what `equipoise compare lm` stored.
+
+    Returns:
+        The table, without a line break at the end.
+    """
+    labels = {row["contender"]: row["label"] for row in found["outcomes"]}
+    head = ["", "minus", "difference", "95% interval", "within capacity 1.25", "95% interval"]
+    lines = [f"| {' | '.join(head)} |".replace("|  |", "| |"), "|" + "---|" * len(head)]
+    within = {(d["ours"], d["other"]): d for d in found["differences"] if d["limited"]}
+    for d in found["differences"]:
+        if not d["limited"]:
+            cells = [labels[d["ours"]], labels[d["other"]]]
+            for each in (d, within[d["ours"], d["other"]]):
+                mean = f"{each['mean']:+.3f}"
+                cells += [f"**{mean}**" if each["better"] else mean, f"{each['low']:+.3f} to {each['high']:+.3f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def language_goals(found: Mapping[str, Any]) -> str:
+    """Renders the goals of the language-model comparison, whether they hold, and the figures."""
+    verdicts = ("does not hold", "holds")
+    return "\n".join(f"- {g['text']}: **{verdicts[g['holds']]}**, {g['found']}." for g in found["goals"])
+
+
 def sensitivity_table(found: Mapping[str, Any]) -> str:
     """Renders the verdicts under other readings of the paper, a row for each.
 
@@ -156,6 +220,7 @@ def fill_verdicts(
     beyond: Mapping[str, Any] | None = None,
     sensitivity: Mapping[str, Any] | None = None,
     stored: Mapping[str, Any] | None = None,
+    language: Mapping[str, Any] | None = None,
 ) -> str:
     r"""Puts what is generated between the marks of a document; without claims, no verdicts.
 
@@ -165,6 +230,7 @@ def fill_verdicts(
         beyond: what was measured beyond the paper, from `judge_beyond`, or nothing.
         sensitivity: verdicts under other readings, from `run_sensitivity`, or nothing.
         stored: all that `claims.json` holds, or nothing.
+        language: what `equipoise compare lm` stored, or nothing.
 
     Returns:
         The new text. A document without marks is returned as it is.
@@ -183,6 +249,9 @@ def fill_verdicts(
         "beyond-argmax": solved_table(beyond) if beyond else "",
         "beyond-expected": solved_table(beyond, "solved_expected") if beyond else "",
         "beyond-goals": goal_list(beyond) if beyond else "",
+        "lm-losses": loss_table(language) if language else "",
+        "lm-differences": difference_table(language) if language else "",
+        "lm-goals": language_goals(language) if language else "",
     }
     for name, content in contents.items():
         pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
@@ -197,7 +266,7 @@ def find_stored(root: Path, what: str) -> Path | None:
 
     Args:
         root: of the repository.
-        what: "claims", "beyond" or "sensitivity".
+        what: "claims", "beyond", "sensitivity" or "compare-lm".
 
     Returns:
         The file, or None.
@@ -206,17 +275,17 @@ def find_stored(root: Path, what: str) -> Path | None:
     return stored[-1] if stored else None
 
 
-Stored = dict[str, Any] | None
+def read_stored(root: Path) -> tuple[list[Claim], *tuple[dict[str, Any] | None, ...]]:
+    """Reads the claims, and what is stored: beyond the paper, the sensitivity, `claims.json`, the language models."""
+    claims = find_stored(root, "claims")
+    others = (
+        None if (path := find_stored(root, what)) is None else json.loads(path.read_text())
+        for what in ("beyond", "sensitivity", "claims", "compare-lm")
+    )
+    return [] if claims is None else read_claims(claims), *others
 
 
-def read_stored(root: Path) -> tuple[list[Claim], Stored, Stored, Stored]:
-    """Reads the claims, what was measured beyond the paper, the sensitivity, and all of `claims.json`, if stored."""
-    paths = {what: find_stored(root, what) for what in ("beyond", "sensitivity", "claims")}
-    beyond, sensitivity, stored = (None if p is None else json.loads(p.read_text()) for p in paths.values())
-    return [] if paths["claims"] is None else read_claims(paths["claims"]), beyond, sensitivity, stored
-
-
-DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/estimators.md")
+DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/estimators.md", "docs/language-models.md")
 
 
 def update_documents(root: Path) -> list[Path]:

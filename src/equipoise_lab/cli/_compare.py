@@ -2,15 +2,21 @@
 """`equipoise compare`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _LOG_WIDTH = 130
 
 
 def compare(
-    task: Annotated[str, typer.Argument(help="What to learn; 'digits' needs scikit-learn.")] = "digits",
+    task: Annotated[
+        str,
+        typer.Argument(help="What to learn: 'digits', 'digits-raw' (need scikit-learn), or 'lm', a language model."),
+    ] = "digits",
     out: Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)] = Path("out/compare"),
     quick: Annotated[
         bool, typer.Option("--quick", help="In small, in under a minute: shows that it runs, decides nothing.")
@@ -19,35 +25,50 @@ def compare(
     first_seed: Annotated[
         int | None, typer.Option(help="The first seed; other seeds, other runs. [default: 0]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of training. [default: 600]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of training. [default: 600; lm: 1200]")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes. [default: one for each core]")] = None,
 ) -> None:
-    """Compare the recipes with Switch and BASE on real data, each tuned over as many settings.
+    """Compare routers on real data, each tuned over as many settings.
 
-    Trains one mixture-of-experts layer of 8 small experts to classify handwritten digits. Settings are chosen on a
-    validation split; the test split is read once, for the chosen ones. Losses are evaluated without a capacity and with
-    1.25 times an even share, where rows beyond it are dropped.
+    'digits' trains one mixture-of-experts layer of 8 small experts to classify handwritten digits, with the recipes,
+    Switch and BASE. Settings are chosen on a validation split; the test split is read once, for the chosen ones. Losses
+    are evaluated without a capacity and with 1.25 times an even share, where rows beyond it are dropped.
 
-    Writes `compare.json`, `compare.svg` and `compare.png`. When it is interrupted, the same command goes on from what
-    is done; after it has ended, it starts anew.
+    'lm' trains a small byte-level transformer with two layers of 8 experts on the sources of Python's standard library,
+    with the recipes for language models, every common router, and controls. Settings are chosen on validation files and
+    seeds that are not reported.
+
+    Writes `compare.json`, `compare.svg` and `compare.png` (`compare-lm.*`). When it is interrupted, the same command
+    goes on from what is done; after it has ended, it starts anew.
     """
-    from dataclasses import replace
-
     import torch
 
     from equipoise_lab.cli._console import make_console
-    from equipoise_lab.cli._training import count_workers, print_paths, run_with_bar, typed_command
-    from equipoise_lab.compare import Comparison, compare, load_task, quick_comparison, result_tables
+    from equipoise_lab.cli._training import count_workers
 
     given = {"seeds": seeds, "first_seed": first_seed, "steps": steps}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    recipe = replace(quick_comparison() if quick else Comparison(), task=task, **changes)
     processes, console = count_workers(workers), make_console(_LOG_WIDTH)
-    load_task(task)  # says what is missing before a folder is made
     if quick:
         # In small it takes less time than processes to start. Tensors of this size gain nothing from more threads.
         processes = 0
         torch.set_num_threads(1)
+    run = _compare_models if task == "lm" else _compare_task
+    run(task, out, quick, changes, processes, console)
+
+
+def _compare_task(
+    task: str, out: Path, quick: bool, changes: dict[str, Any], processes: int, console: "Console"
+) -> None:
+    from dataclasses import replace
+
+    from equipoise._core import check_one_of
+    from equipoise_lab.cli._training import print_paths, run_with_bar, typed_command
+    from equipoise_lab.compare import TASKS, Comparison, compare, load_task, quick_comparison, result_tables
+
+    check_one_of("task", task, (*TASKS, "lm"))
+    recipe = replace(quick_comparison() if quick else Comparison(), task=task, **changes)
+    load_task(task)  # says what is missing before a folder is made
     found = run_with_bar(
         console,
         len(recipe.runs()) * recipe.steps,
@@ -57,5 +78,28 @@ def compare(
         ),
     )
     for table in result_tables(recipe, found.outcomes, found.differences):
+        console.print(table)
+    print_paths(console, found.paths)
+
+
+def _compare_models(
+    task: str, out: Path, quick: bool, changes: dict[str, Any], processes: int, console: "Console"
+) -> None:
+    from dataclasses import replace
+
+    from equipoise_lab.cli._training import print_paths, run_with_bar, typed_command
+    from equipoise_lab.compare.lm import LanguageModels, compare_models, model_tables, quick_language_models
+
+    del task
+    recipe = replace(quick_language_models() if quick else LanguageModels(), **changes)
+    found = run_with_bar(
+        console,
+        recipe.total_steps,
+        out,
+        lambda bar: compare_models(
+            recipe, out, command=typed_command("compare"), workers=processes, say=bar.say, advance=bar.advance
+        ),
+    )
+    for table in model_tables(recipe, found.outcomes, found.differences, found.goals):
         console.print(table)
     print_paths(console, found.paths)

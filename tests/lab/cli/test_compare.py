@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from equipoise_lab.cli import main
+from equipoise_lab.compare import lm
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -28,10 +30,27 @@ def test_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert stored["rows"]["test"] == 360
 
 
+def test_language_model_in_small(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = replace(lm.quick_language_models(), contenders=("dense", "switch"))
+    monkeypatch.setattr(lm, "quick_language_models", lambda: few)
+    code, out, err = run(capsys, "lm", "--quick", "--steps", "2", "--out", str(tmp_path))
+    assert (code, err) == (0, "")
+    assert "tuning: 6 runs of 2 steps" in out
+    assert "the chosen settings: 4 runs of 2 steps" in out
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "lm-runs",
+        *(f"compare-lm.{end}" for end in ("json", "svg", "png")),
+    }
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["letters"], "task must be one of 'digits', 'digits-raw', got 'letters'"),
+        (["letters"], "task must be one of 'digits', 'digits-raw', 'lm', got 'letters'"),
+        (["lm", "--seeds", "1"], "seeds must be an integer >= 2, got 1"),
+        (["lm", "--steps", "0"], "steps must be an integer >= 1, got 0"),
         (["--seeds", "1"], "seeds must be an integer >= 2, got 1"),
         (["--first-seed", str(2**64)], "first_seed must be an integer from 0 to 2**62 - 1"),
         (["--steps", "0"], "steps must be an integer >= 1, got 0"),

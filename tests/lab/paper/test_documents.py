@@ -68,7 +68,8 @@ def test_documents_are_updated_from_the_latest_file(tmp_path: Path, make_results
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text(DOCUMENT)
     (tmp_path / "docs/reproduction.md").write_text(DOCUMENT.replace("verdicts", "measured"))
-    (tmp_path / "docs/estimators.md").write_text("no marks")
+    for name in ("estimators", "language-models"):
+        (tmp_path / f"docs/{name}.md").write_text("no marks")
     write_claims(tmp_path / "benchmarks/2026-01-02-claims.json", judge([], {}))
     write_claims(tmp_path / "benchmarks/2026-11-02-claims.json", judge(make_results(), studies))
     assert update_documents(tmp_path) == [tmp_path / "README.md", tmp_path / "docs/reproduction.md"]
@@ -113,3 +114,34 @@ def test_tables_beyond_the_paper() -> None:
     assert solved_table(beyond, "solved_expected").splitlines()[-1] == "| Sample | 3 | 4 |"
     document = "<!-- begin beyond-goals -->\n<!-- end beyond-goals -->"
     assert "- All: **does not hold**, some." in fill_verdicts(document, [], beyond)
+
+
+def test_tables_of_the_language_models() -> None:
+    row = {
+        "contender": "a",
+        "label": "A",
+        "mean": 1.5,
+        "spread": 0.01,
+        "routed": True,
+        "setting": {"learning_rate": 0.003},
+    }
+    row |= {
+        "violation": [0.1, 0.3],
+        "eval_violation": [0.5],
+        "dropped": [0.0, 0.1],
+        "step_time": 0.02,
+        "limited_mean": 1.6,
+    }
+    other = {**row, "contender": "b", "label": "B", "mean": 1.4, "routed": False}
+    pair = {"ours": "a", "other": "b", "mean": 0.1, "low": -0.1, "high": 0.3, "better": False, "limited": False}
+    within = {**pair, "mean": -0.2, "low": -0.3, "high": -0.1, "better": True, "limited": True}
+    found = {"outcomes": [row, other], "differences": [pair, within]}
+    found["goals"] = [{"text": "A is better", "holds": False, "found": "+0.100"}]
+    marks = "".join(
+        f"<!-- begin lm-{name} -->\n<!-- end lm-{name} -->\n" for name in ("losses", "differences", "goals")
+    )
+    filled = fill_verdicts(marks, [], language=found)
+    assert "| B | 1.400 (0.010) | 1.600 | - | - | - | 20.0 | learning rate 0.003 |\n| A | 1.500 " in filled
+    assert "| A | 1.500 (0.010) | 1.600 | 0.20 | 0.50 | 5.0% | 20.0 |" in filled
+    assert "| A | B | +0.100 | -0.100 to +0.300 | **-0.200** | -0.300 to -0.100 |" in filled
+    assert "- A is better: **does not hold**, +0.100." in filled

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole command: tuning runs, choice of settings, final runs, JSON, picture."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from equipoise_lab._environment import environment
+from equipoise_lab._ledger import Ledger, begin, write_whole
+from equipoise_lab._tasks import Part, ignore, run_parts
+from equipoise_lab.compare.lm._contenders import CONTENDERS
+from equipoise_lab.compare.lm._figure import NAME, save_figure
+from equipoise_lab.compare.lm._recipe import LanguageModels, Run
+from equipoise_lab.compare.lm._summary import (
+    CONFIDENCE,
+    Difference,
+    Goal,
+    Outcome,
+    choose_settings,
+    differences,
+    judge,
+    summarise,
+)
+from equipoise_lab.compare.lm._text import Text, read_text
+from equipoise_lab.compare.lm._train import Trained, read_trained, train
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedModels:
+    """What the command found.
+
+    Attributes:
+        outcomes: of each contender.
+        differences: of pairs of contenders.
+        goals: judged by rule.
+        paths: the files that were written.
+    """
+
+    outcomes: list[Outcome]
+    differences: list[Difference]
+    goals: list[Goal]
+    paths: list[Path]
+
+
+def compare_models(
+    recipe: LanguageModels,
+    out: Path,
+    *,
+    command: str,
+    workers: int = 2,
+    say: Callable[[str], object] = print,
+    advance: Callable[[int], object] | None = None,
+) -> ComparedModels:
+    """Tunes every contender on the validation split, then trains the chosen settings and reads the test split.
+
+    Args:
+        recipe: the comparison.
+        out: the folder to write to. What it holds of an interrupted run of the same recipe is used.
+        command: what was typed, for the record.
+        workers: processes; 0 stays in this one.
+        say: called with a line when a part begins.
+        advance: called with training steps as they are done.
+
+    Returns:
+        What was found, and where it is.
+    """
+    began, text, path = time.perf_counter(), read_text(), out / f"{NAME}.json"
+    begin(path, [Ledger(out / "lm-runs")])
+    runs = recipe.tuning_runs()
+    say(f"tuning: {len(runs):,} runs of {recipe.steps:,} steps")
+    tuned = run_all(runs, recipe, out, text, workers=workers, progress=advance)
+    chosen = choose_settings(recipe, tuned)
+    runs = recipe.final_runs(chosen)
+    say(f"the chosen settings: {len(runs):,} runs of {recipe.steps:,} steps")
+    final = run_all(runs, recipe, out, text, workers=workers, progress=advance)
+    outcomes = summarise(recipe, final)
+    found = differences(outcomes)
+    goals = judge(outcomes, found)
+    pictures = save_figure(outcomes, out)
+    content = {
+        "command": command,
+        "seconds": round(time.perf_counter() - began, 1),
+        "processor_seconds": round(sum(t.step_time * recipe.steps for t in (*tuned, *final)), 1),
+        "environment": environment(),
+        "recipe": recipe.describe(),
+        "text": text.describe(),
+        "contenders": {name: CONTENDERS[name].doc for name in recipe.contenders},
+        "goals": [asdict(goal) for goal in goals],
+        "outcomes": [_outcome_row(outcome) for outcome in outcomes],
+        "confidence": CONFIDENCE,
+        "differences": [{**asdict(d), "better": d.better} for d in found],
+        "tuning": [{**t.run.describe(), "validation": t.validation} for t in tuned],
+    }
+    write_whole(path, json.dumps(content, indent=1) + "\n")
+    return ComparedModels(outcomes=outcomes, differences=found, goals=goals, paths=[path, *pictures])
+
+
+def run_all(
+    runs: Sequence[Run],
+    recipe: LanguageModels,
+    out: Path,
+    text: Text,
+    *,
+    workers: int,
+    progress: Callable[[int], object] | None = None,
+) -> list[Trained]:
+    """Trains every run that `out` does not hold yet.
+
+    Args:
+        runs: which.
+        recipe: the comparison they belong to.
+        out: the folder of the command.
+        text: what to learn; processes read it again.
+        workers: processes, of one thread each; 0 stays in this one.
+        progress: called with steps as they are done, those of runs that were found counted at once.
+
+    Returns:
+        The runs, in the order given.
+    """
+    _loaded[text.sha256] = text
+    parts = {
+        run.name: Part(
+            task=(_train_run, run, recipe, text.sha256),
+            steps=recipe.steps,
+            recipe=depends_on(run, recipe, text),
+            write=Trained.write,
+            read=partial(read_trained, run),
+        )
+        for run in runs
+    }
+    done = dict(run_parts(parts, Ledger(out / "lm-runs"), workers, progress or ignore))
+    return [done[run.name] for run in runs]
+
+
+_loaded: dict[str, Text] = {}
+
+
+def _train_run(run: Run, recipe: LanguageModels, sha256: str, *, progress: Callable[[int], object]) -> Trained:
+    """Trains in this process, which reads the text once."""
+    if sha256 not in _loaded:
+        _loaded[sha256] = read_text()
+    return train(run, recipe, _loaded[sha256], progress=progress)
+
+
+def depends_on(run: Run, recipe: LanguageModels, text: Text) -> dict[str, Any]:
+    """Lists what a run depends on: not which other runs there are."""
+    described = recipe.describe()
+    for name in ("contenders", "seeds", "first_seed", "tuning_seeds"):
+        del described[name]
+    row = CONTENDERS[run.contender]
+    how = {"router": row.router, "options": dict(row.options), "gate": row.gate, "weights": row.weights}
+    return {"comparison": described, "contender": how, "run": run.describe(), "text": text.sha256}
+
+
+def _outcome_row(outcome: Outcome) -> dict[str, Any]:
+    row = CONTENDERS[outcome.contender]
+    how = {"label": row.label, "kind": row.kind, "routed": row.router is not None}
+    described = {**asdict(outcome), "setting": outcome.setting.describe()}
+    return {**how, **described, "mean": outcome.mean, "spread": outcome.spread, "limited_mean": outcome.limited_mean}

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text that is learnt: the sources of Python's standard library, as bytes, split by file."""
+
+import hashlib
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+VOCABULARY = 128
+"""ASCII: files with other bytes are left out, so that a loss in nats a byte needs no rule for rare bytes."""
+
+SPLITS = ("train", "validation", "test")
+# Of 256 values of a hash: a file's name alone decides where it belongs, whatever else is installed.
+_HELD_OUT = 13
+_LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Bytes of three splits, with no file in two of them.
+
+    Attributes:
+        train: one file after the other.
+        validation: what settings are chosen on.
+        test: read once, by the runs at the chosen settings.
+        files: of each split.
+        sha256: of all three; another Python has other sources.
+    """
+
+    train: UInt8[Tensor, "bytes"]
+    validation: UInt8[Tensor, "bytes_"]
+    test: UInt8[Tensor, "bytes__"]
+    files: tuple[int, int, int]
+    sha256: str
+
+    def describe(self) -> dict[str, Any]:
+        """Lists the sizes, as JSON knows them."""
+        sizes = {name: len(getattr(self, name)) for name in SPLITS}
+        return {"files": dict(zip(SPLITS, self.files, strict=True)), "bytes": sizes, "sha256": self.sha256}
+
+
+def read_text(folder: Path | None = None) -> Text:
+    """Reads the Python files below a folder that hold ASCII alone, without tests and installed packages.
+
+    Args:
+        folder: where they are; None: the standard library of this Python.
+
+    Returns:
+        The splits: 5% of the files each for validation and test.
+
+    Raises:
+        ValueError: a split has no file.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
+    parts: dict[str, list[bytes]] = {name: [] for name in SPLITS}
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if not set(name.parts) & set(_LEFT_OUT) and (content := path.read_bytes()).isascii():
+            parts[_split_of(name.as_posix())].append(content)
+    for name, contents in parts.items():
+        if not any(contents):
+            raise ValueError(
+                f"folder must hold Python files for training, validation and test, got no {name} in {root}"
+            )
+    joined = {name: b"\n".join(contents) for name, contents in parts.items()}
+    return Text(
+        *(torch.frombuffer(bytearray(joined[name]), dtype=torch.uint8) for name in SPLITS),
+        files=(len(parts["train"]), len(parts["validation"]), len(parts["test"])),
+        sha256=hashlib.sha256(b"\0".join(joined.values())).hexdigest(),
+    )
+
+
+def _split_of(name: str) -> str:
+    value = hashlib.sha256(name.encode()).digest()[0]
+    return "validation" if value < _HELD_OUT else "test" if value < 2 * _HELD_OUT else "train"
+
+
+def pieces(text: UInt8[Tensor, "bytes"], count: int, length: int) -> Int[Tensor, "{count} {length}+1"]:
+    """Cuts pieces at even distances, for an evaluation that is the same at every call.
+
+    Args:
+        text: one split.
+        count: of pieces.
+        length: of each, with one byte more for the last target.
+
+    Returns:
+        The pieces.
+    """
+    starts = torch.linspace(0, len(text) - length - 1, count, dtype=torch.float64).long()
+    return gather(text, starts, length)
+
+
+def gather(text: UInt8[Tensor, "bytes"], starts: Int[Tensor, "n"], length: int) -> Int[Tensor, "n {length}+1"]:
+    """Cuts the pieces that start at given places.
+
+    Args:
+        text: one split.
+        starts: places.
+        length: of each, with one byte more for the last target.
+
+    Returns:
+        The pieces.
+    """
+    return text[starts.unsqueeze(1) + torch.arange(length + 1)].long()
+
+
+def byte_shares(text: UInt8[Tensor, "bytes"], which: Sequence[int]) -> list[float]:
+    """Computes which part of a text each of some bytes is.
+
+    Example:
+        >>> byte_shares(torch.tensor([32, 32, 10, 65], dtype=torch.uint8), [32, 10])
+        [0.5, 0.25]
+    """
+    counts = torch.bincount(text.long(), minlength=VOCABULARY)
+    return [float(counts[byte]) / len(text) for byte in which]
