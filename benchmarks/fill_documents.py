@@ -219,8 +219,8 @@ def fill_verdicts(
     claims: Sequence[Claim],
     beyond: Mapping[str, Any] | None = None,
     sensitivity: Mapping[str, Any] | None = None,
-    stored: Mapping[str, Any] | None = None,
     language: Mapping[str, Any] | None = None,
+    stored: Mapping[str, Any] | None = None,
 ) -> str:
     r"""Puts what is generated between the marks of a document; without claims, no verdicts.
 
@@ -229,8 +229,8 @@ def fill_verdicts(
         claims: what was judged, or nothing.
         beyond: what was measured beyond the paper, from `judge_beyond`, or nothing.
         sensitivity: verdicts under other readings, from `run_sensitivity`, or nothing.
-        stored: all that `claims.json` holds, or nothing.
         language: what `equipoise compare lm` stored, or nothing.
+        stored: all that `claims.json` holds, or nothing.
 
     Returns:
         The new text. A document without marks is returned as it is.
@@ -275,14 +275,15 @@ def find_stored(root: Path, what: str) -> Path | None:
     return stored[-1] if stored else None
 
 
-def read_stored(root: Path) -> tuple[list[Claim], *tuple[dict[str, Any] | None, ...]]:
-    """Reads the claims, and what is stored: beyond the paper, the sensitivity, `claims.json`, the language models."""
-    claims = find_stored(root, "claims")
-    others = (
-        None if (path := find_stored(root, what)) is None else json.loads(path.read_text())
-        for what in ("beyond", "sensitivity", "claims", "compare-lm")
-    )
-    return [] if claims is None else read_claims(claims), *others
+Stored = dict[str, Any] | None
+
+
+def read_stored(root: Path) -> tuple[list[Claim], Stored, Stored, Stored, Stored]:
+    """Reads the claims, what is beyond the paper, the sensitivity, the language models, all of `claims.json`."""
+    paths = {what: find_stored(root, what) for what in ("beyond", "sensitivity", "compare-lm", "claims")}
+    beyond, sensitivity, language, stored = (None if p is None else json.loads(p.read_text()) for p in paths.values())
+    claims = [] if paths["claims"] is None else read_claims(paths["claims"])
+    return claims, beyond, sensitivity, language, stored
 
 
 DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/estimators.md", "docs/language-models.md")

@@ -69,9 +69,9 @@ class Router(WideBuffers):
 
     temperature: Tensor
     updates: Tensor
-    weight: nn.Parameter  # None without a gate
     scope: Scope = THIS_PROCESS
     """The rows that share the capacity; `equipoise.distributed.parallelize` sets another."""
+    weight: nn.Parameter  # None without a gate
 
     def __init__(
         self,
@@ -256,9 +256,8 @@ class Router(WideBuffers):
             scoring = self.scoring
             selection = None if scoring is None else scoring.compared(logits, bias)
             log_p = log_softmax(logits) if scoring is None else scoring.log_p(logits)
-            rows, traits = logits.shape[0], self.traits
-            whole, exact = mask is None, traits.holds_all
-            scope = self.scope.begin(rows, whole=whole, training=self.training, exact=exact)
+            rows, exact = logits.shape[0], self.traits.holds_all
+            scope = self.scope.begin(rows, whole=mask is None, training=self.training, exact=exact)
             request = RouteRequest(
                 logits=logits,
                 log_p=log_p,
@@ -268,7 +267,7 @@ class Router(WideBuffers):
                 positions=_positions(shape, logits.device),
                 training=self.training,
                 temperature=self.temperature if self._temperature_moves else self.fixed_temperature,
-                generator=scope.generator(generator, logits.device) if self.training else generator,
+                generator=scope.generator(generator, x.device) if self.training else generator,
                 eps=self.auto.read("eps") if self.auto is not None and "eps" in self.auto.names else None,
                 shape=shape,
                 scoring=scoring,

@@ -102,7 +102,8 @@ def sample_gumbel_matching(
         if found is not None:
             z, log_q, prices, gap = found
             log_q = scope.sinkhorn(proposal.logits, capacity).log_p if sinkhorns else log_q
-            return Sample(z, log_q, *keep_all(None, z, log_q.dtype), None, slots, prices=prices, gap=gap, scope=scope)
+            kept, keep_weight = keep_all(None, z, log_q.dtype)
+            return Sample(z, log_q, kept, keep_weight, None, slots, prices=prices, gap=gap, scope=scope)
     scores = proposal.scores(gumbel)
     a = scope.assign(scores, slots, mask=mask)
     if proposal.deterministic is True:
