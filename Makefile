@@ -6,13 +6,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 
-.PHONY: help reproduce test test-slow lint format bench clean
+.PHONY: help reproduce test test-slow lint format bench docs docs-serve tutorials clean
 
 help:
 	@echo "make reproduce  train all runs of the paper, draw its figures, judge its claims; results in out/reproduce"
 	@echo "make test       set up .venv, then style, types, layering and tests"
 	@echo "make test-slow  the tests that compile every router, and kernels from nothing: before a release"
 	@echo "make bench      time the exact balanced assignment against its peers; results in out/bench-assign"
+	@echo "make docs       build the documentation, out/site/index.html; make docs-serve shows it while you write"
+	@echo "make tutorials  run the examples that are tutorials, and store their pages with what they print and draw"
 	@echo "make lint       style, types and layering only"
 	@echo "make format     rewrite the sources in the project's format"
 	@echo "make clean      remove .venv, results and caches"
@@ -22,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (once; a few minutes on a fresh machine)"
 	@$(PIP) install "torch==2.13.0"
-	@$(PIP) install -c constraints.txt -e ".[lab,peers,dev]"
+	@$(PIP) install -c constraints.txt -e ".[lab,peers,transformers,docs,dev]"
 	@touch $@
 
 # Kernels are compiled while the sources are checked: two cores, two jobs. Files go to the two processes in the order of
@@ -51,6 +53,17 @@ reproduce: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/equipoise bench assign
+
+# The site needs nothing from elsewhere, at build time or when it is read. Warnings are errors (mkdocs.yml: strict).
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "out/site/index.html"
+
+docs-serve: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+tutorials: $(STAMP)
+	$(BIN)/python docs/_tools/tutorials.py
 
 clean:
 	rm -rf $(VENV) out build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -4,20 +4,27 @@
     python benchmarks/fill_documents.py
 
 A document marks a place by two comments, `<!-- begin verdicts -->` and `<!-- end verdicts -->`. What is between them is
-generated: `verdicts`, a table of claims and verdicts; `measured`, the same with what was measured; `rules`, how each
-claim is judged; `sensitivity`, verdicts under other readings of the paper; `beyond-argmax` and `beyond-expected`, seeds
-solved beyond the paper; `beyond-goals`, what they say of the goals; `lm-losses`, `lm-differences` and `lm-goals`, what
-`equipoise compare lm` found. All but the rules come from stored results, and are empty as long as there are none. A
-test holds documents and sources together.
+generated:
+
+- `summary`, the paragraph that sums it up;
+- `verdicts`, a table of claims and verdicts, and `measured`, the same with what was measured;
+- `solved`, the seeds solved with REINFORCE;
+- `rules`, how each claim is judged;
+- `sensitivity`, verdicts under other readings of the paper;
+- `beyond-argmax` and `beyond-expected`, seeds solved beyond the paper; `beyond-goals`, what they say of the goals;
+- `lm-losses`, `lm-differences` and `lm-goals`, what `equipoise compare lm` found.
+
+All but the rules come from stored results, and are empty as long as there are none. A test holds documents and sources
+together.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise_lab.paper._claims import Claim, judge, read_claims
+from equipoise_lab.paper._claims import Claim, judge, read_claims, summarise
 
 
 def verdict_table(claims: Sequence[Claim], *, measured: bool = False) -> str:
@@ -27,20 +34,40 @@ def verdict_table(claims: Sequence[Claim], *, measured: bool = False) -> str:
         The table, without a line break at the end.
 
     Example:
-        >>> claim = Claim(number=1, title="It works.", rule="", measured="", verdict="partly", figures={})
+        >>> claim = Claim(number=1, title="It works.", rule="", measured="", verdict="holds", figures={})
         >>> print(verdict_table([claim]))
-        | | the paper's claim | verdict |
-        |---|---|---|
-        | 1 | It works. | partly |
+        | | the paper's claim | verdict | without a baseline |
+        |---|---|---|---|
+        | 1 | It works. | holds | |
     """
-    head = ["", "the paper's claim", "verdict"] + (["measured"] if measured else [])
-    rows = [head, ["---"] * len(head)]
+    head = ["", "the paper's claim", "verdict", "without a baseline"] + (["measured"] if measured else [])
+    lines = [_row(head), "|" + "---|" * len(head)]
     for claim in claims:
-        cells = [str(claim.number), claim.title, claim.verdict] + ([claim.measured] if measured else [])
-        rows.append([_escape(cell) for cell in cells])
-    # The empty heading is one space wide, and the rule has none: as people write them.
-    lines = ["|" + "|".join(row) + "|" if row[0] == "---" else f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(lines).replace("|  |", "| |", 1)
+        cells = [str(claim.number), claim.title, claim.verdict, claim.verdict_without or ""]
+        lines.append(_row(_escape(cell) for cell in (cells + ([claim.measured] if measured else []))))
+    return "\n".join(lines)
+
+
+def _row(cells: Iterable[str]) -> str:
+    """Joins cells; an empty one is one space wide, as people write them."""
+    return "|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|"
+
+
+def panel_counts(stored: Mapping[str, Any]) -> str:
+    """Renders the seeds solved with REINFORCE, with the moving average and without a baseline.
+
+    Args:
+        stored: what `claims.json` holds; its first two tables are shown, a row for each strategy and baseline.
+
+    Returns:
+        The table, without a line break at the end.
+    """
+    ema, none = stored["solved"][:2]
+    lines = [_row(["", "baseline", *(f"{t:g}" for t in ema["columns"])]), "|" + "---|" * (2 + len(ema["columns"]))]
+    for label, with_average, without in zip(ema["labels"], ema["rows"], none["rows"], strict=True):
+        lines.append(_row([label, "yes", *(str(cell[0]) for cell in with_average)]))
+        lines.append(_row(["", "no", *(str(cell[0]) for cell in without)]))
+    return "\n".join(lines)
 
 
 def rule_list() -> str:
@@ -52,7 +79,7 @@ def rule_list() -> str:
     Example:
         >>> print("\n".join(rule_list().splitlines()[:2]))
         1. **With REINFORCE, Sample and Sample Skip IW solve the task at every temperature >= 1.**
-           - Sample solves at every temperature >= 1 (in part: half of these runs are solved)
+           - Sample solves at every temperature >= 1
     """
     lines: list[str] = []
     # Rules do not depend on results; only their grades do.
@@ -60,6 +87,8 @@ def rule_list() -> str:
         lead = f"{claim.number}. "
         lines.append(f"{lead}**{_escape(claim.title)}**")
         for part in claim.parts:
+            if part.baseline == "none":  # the same rules once more
+                continue
             lines.append(f"{' ' * len(lead)}- {'' if part.core else 'secondary: '}{_escape(part.rule)}")
     return "\n".join(lines)
 
@@ -162,13 +191,15 @@ def sensitivity_table(found: Mapping[str, Any]) -> str:
         The table, without a line break at the end.
 
     Example:
-        >>> row = {"field": "dataset", "value": "per-seed", "solved": 0.437, "verdicts": {"1": "not reproduced"}}
+        >>> row = {"field": "dataset", "value": "shared", "solved": 0.437, "verdicts": {"1": "does not hold"}}
         >>> print(sensitivity_table({"rows": [row]}))
         | | solved | 1 |
         |---|---|---|
-        | `dataset` = per-seed | 44% | no |
+        | `dataset` = shared | 44% | no |
     """
-    short = {"reproduced": "yes", "partly": "partly", "not reproduced": "no", "not judged": "-"}
+    short = {"holds": "yes", "undecided": "open", "does not hold": "no", "not judged": "-"}
+    # As the first edition stored them.
+    short |= {"reproduced": "yes", "partly": "partly", "not reproduced": "no"}
     numbers = list(found["rows"][0]["verdicts"])
     lines = [f"| | {' | '.join(['solved', *numbers])} |", "|" + "---|" * (2 + len(numbers))]
     for row in found["rows"]:
@@ -188,6 +219,7 @@ def fill_verdicts(
     claims: Sequence[Claim],
     beyond: Mapping[str, Any] | None = None,
     sensitivity: Mapping[str, Any] | None = None,
+    stored: Mapping[str, Any] | None = None,
     language: Mapping[str, Any] | None = None,
 ) -> str:
     r"""Puts what is generated between the marks of a document; without claims, no verdicts.
@@ -197,6 +229,7 @@ def fill_verdicts(
         claims: what was judged, or nothing.
         beyond: what was measured beyond the paper, from `judge_beyond`, or nothing.
         sensitivity: verdicts under other readings, from `run_sensitivity`, or nothing.
+        stored: all that `claims.json` holds, or nothing.
         language: what `equipoise compare lm` stored, or nothing.
 
     Returns:
@@ -207,6 +240,8 @@ def fill_verdicts(
         'Before <!-- begin verdicts -->\n<!-- end verdicts --> after'
     """
     contents = {
+        "summary": summarise(claims) if claims else "",
+        "solved": panel_counts(stored) if stored and len(stored.get("solved", ())) > 1 else "",
         "verdicts": verdict_table(claims) if claims else "",
         "measured": verdict_table(claims, measured=True) if claims else "",
         "rules": rule_list(),
@@ -240,14 +275,15 @@ def find_stored(root: Path, what: str) -> Path | None:
     return stored[-1] if stored else None
 
 
-def read_stored(root: Path) -> tuple[list[Claim], *tuple[dict[str, Any] | None, ...]]:
-    """Reads the claims, what was measured beyond the paper, the sensitivity, and the language models, if stored."""
-    claims = find_stored(root, "claims")
-    others = (
-        None if (path := find_stored(root, what)) is None else json.loads(path.read_text())
-        for what in ("beyond", "sensitivity", "compare-lm")
-    )
-    return [] if claims is None else read_claims(claims), *others
+Stored = dict[str, Any] | None
+
+
+def read_stored(root: Path) -> tuple[list[Claim], Stored, Stored, Stored, Stored]:
+    """Reads the claims, and what is stored: beyond the paper, sensitivity, all of `claims.json`, language models."""
+    paths = {what: find_stored(root, what) for what in ("beyond", "sensitivity", "claims", "compare-lm")}
+    beyond, sensitivity, stored, language = (None if p is None else json.loads(p.read_text()) for p in paths.values())
+    claims = [] if paths["claims"] is None else read_claims(paths["claims"])
+    return claims, beyond, sensitivity, stored, language
 
 
 DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/estimators.md", "docs/language-models.md")

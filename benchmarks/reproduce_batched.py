@@ -26,7 +26,7 @@ def loop(run: Run, recipe: Paper) -> None:
     x, y = draw_data(0, recipe.num_points, recipe.noise_sd)
     gate, experts = torch.nn.Linear(1, 1), torch.nn.Linear(1, 2)
     optimiser = torch.optim.Adam([*gate.parameters(), *experts.parameters()], lr=run.learning_rate)
-    strategy, baseline = STRATEGIES[run.method], eq.EMABaseline(0.99)
+    strategy, baseline = STRATEGIES[run.method], eq.EMABaseline(0.99, corrected=False)
     for _ in range(recipe.steps):
         a = gate(x[:, None])
         log_p = torch.log_softmax(torch.cat([torch.zeros_like(a), a], 1), 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from equipoise._core import FLOATS
 from equipoise.assignment import assign, conditional_values, detour_costs
 from equipoise.balancing import sinkhorn
-from equipoise.sampling import sample_gumbel_matching
+from equipoise.sampling import sample_gumbel_matching, sample_skip
 
 _SEED = 0
 # Sizes on either side of where the solver changes its ways.
@@ -61,12 +61,17 @@ def _groups(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
 
     small, large = normal(*_SMALL), normal(*_LARGE)
     pair = normal(64, 2)
-    yield "two experts", lambda: (assign(pair), sinkhorn(pair))
+    yield "two experts", lambda: (assign(pair), sinkhorn(pair), _sample_pairs(pair, normal(64, 2)))
     yield "small problems", lambda: assign(small)
     yield "large problems", lambda: _cold_and_warm(large)
     yield "hard problems", lambda: [_cold_and_warm(scores) for scores in _hard(normal)]
     yield "conditional values", lambda: _conditionals(small)
     yield "sampling", lambda: sample_gumbel_matching(small, normal(*_SMALL))
+
+
+def _sample_pairs(logits: Tensor, noise: Tensor) -> None:
+    sample_skip(logits, noise, noise[:, 0])
+    sample_gumbel_matching(logits, noise)
 
 
 def _cold_and_warm(scores: Tensor) -> None:

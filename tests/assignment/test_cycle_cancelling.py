@@ -2,6 +2,7 @@
 """Cycle cancelling against enumeration and scipy, on every family of scores."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,21 +132,32 @@ def test_identical_rows_in_many_experts_end(slack: float, monkeypatch: pytest.Mo
 
 
 def test_tied_rows_move_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    # 500 rows of each of two kinds, each started at the wrong expert: one cycle, not 500.
-    cycles = 0
-    move = _cycle_cancelling._move_along_cycle
+    # 500 rows of each of two kinds, each started at the wrong expert: one round, not 500.
+    rounds = 0
+    move = _cycle_cancelling._move_along_cycles
 
-    def count(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        nonlocal cycles
-        cycles += 1
+    def count(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal rounds
+        rounds += 1
         return move(*arguments)
 
-    monkeypatch.setattr(_cycle_cancelling, "_move_along_cycle", count)
+    monkeypatch.setattr(_cycle_cancelling, "_move_along_cycles", count)
     scores = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64).repeat_interleave(500, 0)[None]
     wrong = torch.tensor([1, 0]).repeat_interleave(500)[None]
     z = _cycle_cancelling._cancel_cycles(scores, wrong, torch.full([1, 2], 500))
     assert torch.equal(z, 1 - wrong)
-    assert cycles == 2  # one moves everything, one finds nothing left
+    assert rounds == 2  # one moves everything, one finds nothing left
+
+
+def test_disjoint_cycles_are_cancelled_in_one_round() -> None:
+    # Four pairs of experts, each with its rows exchanged; between the pairs nothing can be gained.
+    scores = torch.full([1, 8, 8], -9.0, dtype=torch.float64)
+    scores[0, range(8), range(8)] = torch.arange(1.0, 9.0, dtype=torch.float64)
+    exchanged = torch.tensor([[1, 0, 3, 2, 5, 4, 7, 6]])
+    z, successor = _cycle_cancelling._cancel_once(scores, exchanged, torch.ones(1, 8, dtype=torch.int64))
+    assert z.tolist() == [list(range(8))]
+    assert torch.equal(successor, exchanged)
+    assert _cycle_cancelling._number_of_cycles(successor).tolist() == [4]
 
 
 def test_free_slots_take_part_in_cycles() -> None:

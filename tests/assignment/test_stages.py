@@ -152,15 +152,15 @@ def test_equal_prices_and_a_warm_start_are_used_where_a_sample_accepts_them() ->
     plain = draw_scores("gumbel", 8192, 16, seed=1)
     p = problem(plain)
     p.solve(warm=False)
-    assert sum("survey" in line for line in p.log) == 1
-    assert p.log[1].startswith("newton, stride")
+    assert p.log[0].startswith("start from equal prices")
     biased = plain + 3.0 * torch.randn(16, generator=torch.Generator().manual_seed(2))
     cold = problem(biased)
     cold.solve(warm=False)
+    assert cold.log[0].startswith("start from sampled prices")
     warm = problem(biased)
     warm.prices[:] = cold.prices
     warm.solve(warm=True)
-    assert [line.startswith("survey") for line in warm.log[:3]] == [True, True, False]
+    assert warm.log[0].startswith("start from given prices")
     assert warm.prices == pytest.approx(cold.prices, abs=0.1)
 
 

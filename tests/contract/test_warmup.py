@@ -46,13 +46,16 @@ from numba.core.dispatcher import Dispatcher
 from equipoise.assignment import detour_costs
 from equipoise.assignment import _kernels
 from equipoise.balancing import _two_columns
+from equipoise.sampling._kernels import _pairs
 sys.path.insert(0, sys.argv[1])
 from support.families import FAMILIES, draw_scores
 from support.kernels import compiled_files, linear_algebra
 
 modules = [module for name, module in vars(_kernels).items() if name.startswith("_") and hasattr(module, "jit")]
-kernels = {k.__name__: k for m in [*modules, _two_columns] for k in vars(m).values() if isinstance(k, Dispatcher)}
-assert {"solve_small", "collect", "descend", "exact_flow", "conditional_batch", "balance_pairs"} <= set(kernels)
+modules += [_two_columns, _pairs]
+kernels = {k.__name__: k for m in modules for k in vars(m).values() if isinstance(k, Dispatcher)}
+assert {"solve_small", "collect", "descend", "exact_flow", "conditional_batch"} <= set(kernels)
+assert {"balance_pairs", "skip_pairs", "matching_pairs"} <= set(kernels)
 
 def versions():
     return {(name, str(signature)) for name, kernel in kernels.items() for signature in kernel.signatures}
@@ -72,6 +75,8 @@ for dtype in (torch.bfloat16, torch.float32, torch.float64):
                 detour_costs(scores, a)
                 eq.sample_gumbel_matching(draw_scores("logits", n, k, seed=4).to(dtype), torch.zeros(n, k, dtype=dtype))
         eq.sinkhorn(draw_scores("logits", n, k, seed=4).to(dtype))
+        noise = torch.rand(n, k, dtype=dtype)
+        eq.sample_skip(draw_scores("logits", n, k, seed=4).to(dtype), noise, noise[:, 0])
 called = {name: sorted(linear_algebra(kernel)) for name, kernel in kernels.items()}
 print(json.dumps({
     "missing": sorted(versions() - warm),

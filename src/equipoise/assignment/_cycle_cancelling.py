@@ -2,13 +2,15 @@
 """Cycle cancelling, the paper's exact solver (App. D.2): pure tensor operations, a batch at a time, on any device.
 
 An assignment is optimal if and only if no cycle of moves between experts has a negative cost. So: start from the
-auction, find a negative cycle in the graph of k experts, move rows along it, and repeat until there is none.
+auction, find negative cycles in the graph of k experts, move rows along them, and repeat until there is none. The paper
+cancels the first cycle that Floyd-Warshall meets. Here a round cancels several disjoint ones, which Bellman-Ford finds
+at once (`ops.negative_cycles`).
 
-**Exact arithmetic.** A computed cost of -1e-16 may be a negative cycle or rounding error, and Floyd-Warshall doubles
-such errors with every node where ties abound (with all rows identical every cycle costs zero). So scores are first
-rounded to integers of 53 - log2(2 k) bits: sums of up to 2 k of them are exact in float64, zero is zero, and "negative"
-means at least one unit of about 1e-14 of the scale, far less than 1e-12 of it. Where that is too coarse (one score of
-1e30 among scores of 1), the certificate says so, and the rest is solved again in finer units: see `_refine`.
+**Exact arithmetic.** A computed cost of -1e-16 may be a negative cycle or rounding error, and where ties abound cycles
+cost zero but for rounding (with all rows identical all of them do). So scores are first rounded to integers of
+53 - log2(2 k) bits: sums of up to 2 k of them are exact in float64, zero is zero, and "negative" means at least one
+unit of about 1e-14 of the scale, far less than 1e-12 of it. Where that is too coarse (one score of 1e30 among scores of
+1), the certificate says so, and the rest is solved again in finer units: see `_refine`.
 
 Legend: b problems, n rows (datapoints), k columns (experts). z = k is a row without an expert; `rows` is True for rows
 that must have one.
@@ -21,7 +23,7 @@ from torch import Tensor
 from equipoise.assignment._auction import auction_start
 from equipoise.assignment._certificate import certificate
 from equipoise.assignment._move_cost import move_cost, rank_movers, relax_prices
-from equipoise.ops import ShortestPaths, advance, count_groups, floyd_warshall, visited
+from equipoise.ops import count_groups, negative_cycles
 
 # Each pass shrinks the unit by about 1e-14, so four reach from the largest float32 to the smallest that matters beside
 # it.
@@ -41,11 +43,11 @@ def cycle_cancelling(
 
     1. Start from the auction.
     2. Compute the cost :math:`d_{jj'}` of moving the cheapest row (or a free slot) from j to j'.
-    3. Run Floyd-Warshall on the k experts, and stop at the first negative cycle.
+    3. Look for negative cycles among the k experts, several that have no expert in common.
     4. If there is none, the assignment is optimal.
-    5. Else move rows along the cycle, as many as it pays for, and go to 2.
+    5. Else move rows along the cycles, as many as they pay for, and go to 2.
 
-    Every cycle strictly raises an integer (the value, in units of the grid) that is bounded, so this ends, ties or not.
+    Every round strictly raises an integer (the value, in units of the grid) that is bounded, so this ends, ties or not.
     Problems of a batch take their steps together, and leave it when they are optimal.
 
     Args:
@@ -89,24 +91,31 @@ def _to_grid(scores: Float[Tensor, "b n k"]) -> Float[Tensor, "b n k"]:
 def _cancel_cycles(
     scores: Float[Tensor, "b n k"], z: Int[Tensor, "b n"], capacity: Int[Tensor, "b k"]
 ) -> Int[Tensor, "b n"]:
-    """Cancels one negative cycle of every problem that has one, until none has; scores are on the grid."""
+    """Cancels negative cycles of every problem that has some, until none has; scores are on the grid."""
     result = z.clone()
     problems = torch.arange(len(z), device=z.device)
     while len(problems):
-        z, moved = _cancel_one_cycle(scores, z, capacity)
+        z, cancelled = _cancel_once(scores, z, capacity)
+        moved = (cancelled < scores.shape[-1]).any(-1)
         if not bool(moved.all()):
             result.index_copy_(0, problems[~moved], z[~moved])
             problems, scores, z, capacity = problems[moved], scores[moved], z[moved], capacity[moved]
     return result
 
 
-def _cancel_one_cycle(
-    scores: Float[Tensor, "b n k"], z: Int[Tensor, "b n"], capacity: Int[Tensor, "b k"], **limit: int
-) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b"]]:
-    """Takes one step of every problem: finds a negative cycle and moves along it; says where there was one."""
-    counts = count_groups(z, scores.shape[-1] + 1)[:, :-1]
-    paths = floyd_warshall(move_cost(scores, z, capacity, counts), stop_below=0.0)
-    return _move_along_cycle(scores, z, capacity, counts, _negative_cycle(paths), **limit)
+def _cancel_once(
+    scores: Float[Tensor, "b n k"], z: Int[Tensor, "b n"], capacity: Int[Tensor, "b k"], most: int | None = None
+) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b k"]]:
+    """Takes one step of every problem: finds disjoint negative cycles, moves along them, and returns them as well.
+
+    Off the grid a cycle could be found that is not negative. Then nothing moves along it, and the problem leaves the
+    loop with a gap that says so.
+    """
+    k = scores.shape[-1]
+    counts = count_groups(z, k + 1)[:, :-1]
+    successor = negative_cycles(move_cost(scores, z, capacity, counts))
+    z, moved = _move_along_cycles(scores, z, capacity, counts, successor, most)
+    return z, successor.where(moved.unsqueeze(-1), k)
 
 
 def count_cycles(
@@ -133,49 +142,34 @@ def count_cycles(
     z, _ = auction_start(scores, capacity, rows, None)
     grid = _to_grid(scores.double())
     cycles = torch.zeros(len(z), dtype=torch.int64, device=z.device)
-    limit = {} if most is None else {"most": most}
     while True:
-        z, moved = _cancel_one_cycle(grid, z, capacity, **limit)
-        if not bool(moved.any()):
+        z, successor = _cancel_once(grid, z, capacity, most)
+        cancelled = _number_of_cycles(successor)
+        if not bool(cancelled.any()):
             return cycles
-        cycles += moved
+        cycles += cancelled
 
 
-def _negative_cycle(paths: ShortestPaths) -> Int[Tensor, "b k"]:
-    """Extracts a simple cycle of negative cost from shortest paths that stopped at one.
-
-    Take the node j with the lowest diagonal entry and the pointers x -> next_node[x, j]: following them from j for k
-    steps ends on a cycle, and every cycle C of these pointers is negative. The reason: write h(x) for the cost of the
-    best walk found from x to j (the diagonal entry for j itself). Relaxation keeps h(x) >= d(x, next) + h(next), so
-    summing over C the h cancel and the cost of C is <= 0. For strictness look at the step m at which the problem
-    stopped. Before it there was no cycle of pointers: its nodes would all be among the m - 1 before, and Floyd-Warshall
-    would have stopped at it. So C has a node x whose pointer was set in step m. Not all of C's were: those lead along
-    the paths to m, whose own pointer is not set in step m. Hence some x of C was set in step m while the node y before
-    it was not; h(x) fell strictly, and h(y) > d(y, x) + h(x).
-
-    All of this is exact on the grid. Off it a cycle could be found that is not negative: then nothing would move along
-    it, and the problem would leave the loop with a gap that says so.
-
-    Returns:
-        The next expert for those on the cycle, k for all others, and for all if there is no negative cycle.
-    """
-    k = paths.cost.shape[-1]
-    least, node = paths.cost.diagonal(dim1=-2, dim2=-1).min(-1)
-    pointer = paths.next_node.gather(-1, node[:, None, None].expand(-1, k, 1)).squeeze(-1)
-    on_cycle = visited(pointer, advance(pointer, node, k)) & (least < 0).unsqueeze(-1)
-    return pointer.where(on_cycle, k)
+def _number_of_cycles(successor: Int[Tensor, "b k"]) -> Int[Tensor, "b"]:
+    """Counts cycles: each has one node that is the lowest of those that walks from it visit."""
+    k = successor.shape[-1]
+    own = torch.arange(k, device=successor.device).expand_as(successor)
+    lowest, jump = own, successor.where(successor < k, own)
+    for _ in range((k - 1).bit_length()):
+        lowest, jump = torch.minimum(lowest, lowest.gather(-1, jump)), jump.gather(-1, jump)
+    return ((lowest == own) & (successor < k)).sum(-1)
 
 
-def _move_along_cycle(
+def _move_along_cycles(
     scores: Tensor, z: Tensor, capacity: Tensor, counts: Tensor, successor: Tensor, most: int | None = None
 ) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b"]]:
-    """Moves rows along the cycle, App. D.2, step 5, as many from each expert as lower the cost.
+    """Moves rows along the cycles of each problem, App. D.2, step 5, as many from each expert as lower the cost.
 
-    What the t-th unit around the cycle costs is the sum over its experts of their t-th cheapest moves, free slots at 0
-    among them. It grows with t, so units are moved while it is negative. The first is the paper's cycle itself, hence
-    negative; more than one pays where rows are tied or nearly so, which would take as many cycles otherwise.
+    What the t-th unit around the cycles costs is the sum over their experts of the t-th cheapest moves, free slots at 0
+    among them. It grows with t, so units are moved while it is negative. The first is that of the cycles themselves,
+    hence negative; more than one pays where rows are tied or nearly so, which would take as many rounds otherwise.
 
-    `most` caps the units; at 1 this is the paper's step to the letter.
+    `most` caps the units; at 1 each cycle is the paper's step to the letter.
 
     Returns:
         The new assignment, and whether anything moved.
@@ -186,7 +180,7 @@ def _move_along_cycle(
     free = torch.cat([capacity - counts, torch.zeros_like(counts[:, :1])], -1).gather(-1, z)
     rank = torch.where(loss < 0, rank, rank + free).clamp_(max=n)
     marginal = scores.new_zeros([len(z), n + 1]).scatter_add_(-1, rank, loss.where(target < k, 0.0))
-    # Expert j has c_j rows and free slots to move, and the cycle as many units as the smallest of its experts.
+    # Expert j has c_j rows and free slots to move, and the cycles as many units as the smallest of their experts.
     limit = capacity.where(successor < k, n).amin(-1, keepdim=True)
     if most is not None:
         limit = limit.clamp_max(most)

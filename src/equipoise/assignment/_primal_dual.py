@@ -3,8 +3,8 @@
 
 The order of work for one large problem, each part a compiled kernel (`_kernels`):
 
-1. Prices (`_smoothing.py`, `_newton.py`). Equal ones if a sample of the rows accepts them, those of a warm start if it
-   accepts those, else Newton steps on the sample; then on four times as many rows, and so on.
+1. Prices (`_start.py`, `_smoothing.py`, `_newton.py`). Equal ones if a sample of the rows accepts them, those of a warm
+   start if it accepts those, else Newton steps on the sample; then on four times as many rows, and so on.
 2. Settle (`_contested.py`). One pass over the matrix. A row whose K-th best offer leads the next by more than prices
    can still move is settled. The rest are contested, with the few candidates that are near.
 3. Solve. Newton steps on the contested rows (`_newton.py`), then exact shortest chains of moves (`_flow.py`).
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
 from equipoise.assignment._infeasible import check_start, illegal_scores, no_room
-from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _small, _smoothing
+from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _small, _smoothing, _start
 
 Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
@@ -37,21 +37,10 @@ Counts = NDArray[np.int64]
 Ints = NDArray[np.int32]
 Flags = NDArray[np.bool_]
 
-# Below this many entries, or rows for each expert, the passes that save work on a large problem cost more than it has.
-SMALL_ENTRIES, SMALL_ROWS = 8192, 4
+# Below this many entries the passes that save work on a large problem cost more than it has.
+SMALL_ENTRIES = 8192
 # Rows that one thread reads at a time; results do not depend on it.
 BLOCK_ROWS = 8192
-# Rows of the first sample, for each expert and at least; each next sample has four times as many.
-SAMPLE_ROWS, LEAST_SAMPLE, FINER = 16, 1024, 4
-# How far a price may still move: this part of the largest of k normal errors, sqrt(2 log k) standard deviations of what
-# the rows that were asked leave unknown of a price.
-RADIUS = 0.7
-# Prices that a sample accepts are taken to be right but for chance, with so much to spare.
-ACCEPTED = 1.5
-# Rows that tell how far offers differ.
-SPREAD_ROWS = 64
-# Smoothing, as a part of the radius of the candidates: what is further away has next to no share.
-FIRST_MU = 1 / 6
 # Over all rows prices move far at one mu, so candidates that trail by so many mu stay.
 FAR = 30.0
 # Passes over the matrix after which every expert becomes a candidate of every row.
@@ -123,7 +112,7 @@ def primal_dual(
         check_start(c.reshape(*batch, k), np.asarray(top_k * rows.reshape(*batch, n).sum(-1)), p, top_k)
     z = np.empty((b, n, top_k), np.int32)
     value, gap = np.zeros(b), np.zeros(b)
-    if (k == 2 and top_k == 1) or n * k <= SMALL_ENTRIES or n <= SMALL_ROWS * k:
+    if (k == 2 and top_k == 1) or n * k <= SMALL_ENTRIES:
         _solve_small(s, rows, c, p, z, value, gap)
     else:
         parallel = b < torch.get_num_threads()
@@ -171,12 +160,11 @@ class _Problem:
     ) -> None:
         self.scores, self.mask, self.capacity, self.prices, self.z = scores, mask, capacity, prices, z
         self.index, self.parallel = index, parallel
-        self.rows, self.top_k = int(mask.sum()), z.shape[1]
-        self.closed = capacity == 0
+        self.top_k, rows = z.shape[1], int(mask.sum())
         # Nobody takes more than all rows, whatever the capacity: what is beyond would drown the rest in rounding.
-        self.slots = np.minimum(capacity, self.rows)
+        self.slots = np.minimum(capacity, rows)
         self.target = self.slots.astype(np.float64)
-        self.free = float(self.target.sum() - self.top_k * self.rows)
+        self.free = float(self.target.sum() - self.top_k * rows)
         self.log: list[str] = []
 
     def solve(self, warm: bool) -> tuple[float, float]:
@@ -191,15 +179,14 @@ class _Problem:
             return self._finish(*self._solve_listed(*self._collect(None)))[:2]
 
     def _solve(self, warm: bool) -> tuple[float, float]:
-        k = len(self.prices)
-        radius, status = self._start(self.prices.copy() if warm else None)
+        radius, status = self._start(warm)
         over_all = False
         for _ in range(MOST_PASSES):
             if status == _newton.FAILED and not over_all:
                 radius, over_all = self._descend_over_all(), True
             contested, settled = self._collect(radius)
             if status == _newton.REACHED and not over_all:
-                status, _ = self._descend(contested, settled, 1, FIRST_MU * radius.mean(), k / 2)
+                status, _ = self._descend(contested, settled, _start.FIRST_MU * radius.mean())
                 if status == _newton.FAILED:
                     continue
             before = self.prices.copy()
@@ -221,111 +208,58 @@ class _Problem:
                 break
         return self._finish(*self._solve_listed(*self._collect(None)))[:2]
 
-    def _start(self, given: Floats | None) -> tuple[Floats, int]:
+    def _start(self, warm: bool) -> tuple[Floats, int]:
         """Finds prices from samples.
 
         Returns:
             How far each price may still move; and how the last descent ended.
         """
-        n, k = self.scores.shape
-        stride = max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE))
-        self.prices[:] = np.where(self.closed, np.inf, 0.0)
-        accepted = self._accepts(self.prices, stride)
-        if not accepted and given is not None:
-            start = np.where(self.closed, np.inf, given)
-            start -= start.min()
-            accepted = self._accepts(start, stride)
-            if accepted:
-                self.prices[:] = start
-        mu = self._spread() / 2
-        if not mu < np.inf:
-            raise OverflowError
-        if mu == 0:
-            return np.zeros(k), _newton.TIED
-        if not accepted:
-            self._open(stride, mu)
-        mu /= 4
-        radius, status = np.full(k, 3 * mu), _newton.REACHED
-        while True:
-            contested, settled = self._collect(radius, stride)
-            goal = 0.25 * math.sqrt(k * self.top_k * self.rows / stride)  # what a count of so many rows cannot tell
-            before = self.prices.copy()
-            status, radius = self._descend(contested, settled, stride, mu, goal)
-            if accepted:  # the sample would only add its own noise; what all rows leave unknown is less
-                self.prices[:] = before
-                return ACCEPTED / math.sqrt(stride) * radius, _newton.REACHED
-            if stride < 4 * FINER or status != _newton.REACHED:
-                return radius, status
-            stride //= FINER
-            mu = FIRST_MU * radius.mean()
+        radius = np.empty(len(self.prices))
+        status, origin = _start.start_prices(
+            self.scores, self.mask, self.capacity, self.target, self.free, warm, self.prices, radius, self.z
+        )
+        if status == _start.OVERFLOWED:
+            self._refuse_illegal_rows()
+            raise OverflowError  # rows are legal, but scores less prices are not finite
+        self.log.append(f"start from {('equal', 'given', 'sampled')[origin]} prices: {status}")
+        return radius, status
 
     def _descend_over_all(self) -> Floats:
         """Finds prices from all rows with all their experts, from much smoothing to little: slow, and hardly fails."""
         n, k = self.scores.shape
-        self.prices[:] = np.where(self.closed, np.inf, 0.0)
-        mu = self._spread() / 2
-        self._open(max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE)), mu)
-        contested, settled = self._collect(None)
-        return self._descend(contested, settled, 1, mu / 4, k / 2, FAR)[1]
-
-    def _spread(self) -> float:
-        """How far offers differ that a row might take: the best and the one of the upper quartile, in the median row.
-
-        Not the mean: many routers bar an expert with a huge negative score.
-        """
-        n, k = self.scores.shape
-        stride, rank = max(1, n // SPREAD_ROWS), min(k, self.top_k + 1 + (k - self.top_k) // 4)
-        out = np.empty(-(-n // stride))
-        prices = self.prices.astype(self.scores.dtype)
-        count = _contested.spreads(self.scores, self.mask, prices, stride, rank, out)
-        return float(np.median(out[:count])) if count else 0.0
-
-    def _accepts(self, prices: Floats, stride: int) -> bool:
-        """Whether every `stride`-th row would choose experts as often as they have room, but for chance."""
-        k = len(prices)
-        counts = np.empty(k)
-        asked = _contested.survey(self.scores, self.mask, prices.astype(self.scores.dtype), stride, self.top_k, counts)
-        taken, target = asked * self.top_k, self.target * (asked / max(self.rows, 1))
-        wrong = _newton.misplaced(counts, target, prices, 0.0 if self.free > 0 else -1.0)
-        self.log.append(f"survey of {asked} rows: {wrong:.0f} misplaced")
-        # By chance alone 0.4 sqrt(taken k) are, with a standard deviation of 0.3 sqrt(taken).
-        return wrong <= 0.4 * math.sqrt(taken * k) + 0.9 * math.sqrt(taken)
-
-    def _open(self, stride: int, mu: float) -> None:
+        self.prices[:] = np.where(self.capacity == 0, np.inf, 0.0)
+        mu, stride = _start.spread(self.scores, self.mask, self.prices, self.top_k) / 2, _start.first_stride(n, k)
         target, free = self.target / stride, self.free / stride
-        _smoothing.open_with_sinkhorn(self.scores, self.mask, stride, self.top_k, target, free, self.prices, mu, 3)
+        _smoothing.open_with_sinkhorn(self.scores, self.mask, stride, self.top_k, target, free, self.prices, mu)
+        return self._descend(*self._collect(None), mu / 4, FAR)[1]
 
     def _descend(
-        self,
-        contested: Contested,
-        settled: Settled,
-        stride: int,
-        mu: float,
-        goal: float,
-        reach: float = _smoothing.REACH,
+        self, contested: Contested, settled: Settled, mu: float, reach: float = _smoothing.REACH
     ) -> tuple[int, Floats]:
         """Newton steps on contested rows. Returns how it ended, and how far prices may still move."""
-        deviation = np.empty(len(self.prices))
+        k = len(self.prices)
+        deviation, radius = np.empty(k), np.empty(k)
         status, mu = _newton.descend(
             contested.need.copy(),
             contested.first.copy(),
             contested.cols.copy(),
             contested.vals.copy(),
             settled.counts.astype(np.float64),
-            self.target / stride,
-            self.free / stride,
+            self.target,
+            self.free,
             self.prices,
             mu,
             1e-6 * mu,
-            goal,
+            k / 2,
             reach,
             deviation,
         )
         self.prices -= self.prices.min()
-        self.log.append(f"newton, stride {stride}, {len(contested.rows)} rows: {status}, mu {mu:.3g}")
-        return status, RADIUS * math.sqrt(2 * math.log(len(deviation))) * deviation
+        self.log.append(f"newton, {len(contested.rows)} rows: {status}, mu {mu:.3g}")
+        _start.radius_of(deviation, 1.0, radius)
+        return status, radius
 
-    def _collect(self, radius: Floats | None, stride: int = 1) -> tuple[Contested, Settled]:
+    def _collect(self, radius: Floats | None) -> tuple[Contested, Settled]:
         """Tells settled rows from contested ones; without a radius every expert is a candidate of every row."""
         n, k = self.scores.shape
         kind = self.scores.dtype
@@ -335,7 +269,7 @@ class _Problem:
             low, high = (self.prices - radius).astype(kind), (self.prices + radius).astype(kind)
 
         def collect(start: int, stop: int) -> tuple[Contested, Settled, int]:
-            size = -(-(stop - start) // stride)
+            size = stop - start
             rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
             cols, vals = np.empty(size * k, np.int32), np.empty(size * k, kind)
             counts, leads = np.zeros(k, np.int64), np.full((k, k), np.inf, kind)
@@ -346,7 +280,7 @@ class _Problem:
                 high,
                 start,
                 stop,
-                stride,
+                1,
                 self.z,
                 counts,
                 rows,
@@ -360,7 +294,7 @@ class _Problem:
             lists = Contested(rows[:m], need[:m], first[: m + 1], cols[:entries], vals[:entries])
             return lists, Settled(counts, leads), illegal
 
-        blocks = cut(n, BLOCK_ROWS * stride)
+        blocks = cut(n, BLOCK_ROWS)
         parts = run_blocks(collect, blocks) if self.parallel else [collect(*block) for block in blocks]
         for _, _, illegal in parts:
             if illegal >= 0:
@@ -370,7 +304,7 @@ class _Problem:
 
     def _list_all(self) -> tuple[Contested, Settled]:
         n, k = self.scores.shape
-        self.prices[self.closed] = np.inf
+        self.prices[self.capacity == 0] = np.inf
         rows, need, first = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n + 1, np.int64)
         cols, vals = np.empty(n * k, np.int32), np.empty(n * k, self.scores.dtype)
         self.z[:] = -1
@@ -399,23 +333,14 @@ class _Problem:
         """Chains alone, with all candidates: the last resort."""
         stuck, held, _ = self._flow(contested, settled)
         if stuck >= 0:
-            self._take(contested, held)
+            _books.take_held(contested.rows, contested.need, contested.first, contested.cols, held, self.z)
             raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
         return contested, held
 
-    def _take(self, contested: Contested, held: Flags) -> None:
-        _books.take_held(contested.rows, contested.need, contested.first, contested.cols, held, self.z)
-
     def _finish(self, contested: Contested, held: Flags) -> tuple[float, float, bool]:
         """Returns the value, what rows miss, and whether that is rounding."""
-        counts = np.empty(len(self.prices), np.int64)
-        self._take(contested, held)
-        _books.count_rows(self.z, counts)
-        _books.rest_prices(self.prices, counts, self.capacity)
-        value, largest = _books.total_value(self.scores, self.z, self.prices)
-        _books.close_prices(self.scores, self.z, self.capacity, self.prices)
-        missed = _books.missed(self.scores, contested.rows, self.z, self.prices)
-        return value, missed, missed <= _small.ENOUGH * max(abs(value), largest)
+        rows, need, first, cols, _ = contested
+        return _books.prove(self.scores, rows, need, first, cols, held, self.capacity, self.prices, self.z)
 
 
 def _join(parts: list[Contested]) -> Contested:

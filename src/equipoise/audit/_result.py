@@ -87,6 +87,34 @@ class AuditResult:
     tolerance: float = TOLERANCE
     confidence: float = CONFIDENCE
 
+    def __str__(self) -> str:
+        """Says in a few lines what was found: for a terminal, or the message of a failed test.
+
+        Example:
+            >>> from equipoise.audit import Conditions, audit
+            >>> print(audit("sample", Conditions(n=2, draws=20_000)))  # doctest: +ELLIPSIS
+            sample: unbiased
+              router:  bias ... of the gradient's norm (95% interval ... to ...), one estimate deviates by ...
+              experts: bias ...
+              worst component ... standard errors off (limit ...); a bias of ... would have been found
+        """
+        judged = self.judgement
+        lines = [f"{self.name}: {judged.verdict}"]
+        for group, found in self.findings.items():
+            low, high = found.bias_interval
+            interval = f"{self.confidence:.0%} interval {low:.3f} to {high:.3f}"
+            lines.append(
+                f"  {group + ':':8} bias {found.bias:.3f} of the gradient's norm ({interval}), "
+                f"one estimate deviates by {found.deviation:.2f}"
+            )
+        lines.append(
+            f"  worst component {judged.z:.1f} standard errors off (limit {judged.z_limit:.1f}); a bias of "
+            f"{judged.detectable:.3f} would have been found"
+        )
+        if judged.more_estimates:
+            lines.append(f"  a decision takes {judged.more_estimates:,} more estimates")
+        return "\n".join(lines)
+
     @property
     def name(self) -> str:
         """The strategy's name, and the baseline's."""

@@ -12,28 +12,18 @@ stays in the nearest cache.
 Legend: b problems, n rows (datapoints).
 """
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise._core._elementary import exponentials
 from equipoise._core._jit import jit, jit_vector
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.floating[Any]]
 Counts = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-
-
-# Adding it to a number of moderate size leaves the nearest integer in the last bits of the sum.
-_ROUND = 1.5 * 2.0**52
-_LOG2E = 1.0 / math.log(2.0)
-# log 2 in two parts: multiples of the first are exact.
-_LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
-_LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
-# exp(700) is still a number; a row that far from the price is settled.
-_FAR = 700.0
 
 
 @jit
@@ -95,7 +85,9 @@ def _root(
     low, high = d.min() - 40.0, d.max() + 40.0  # beyond these every row is settled
     iterations, error, wanted = 0, 0.0, first
     while iterations < max_iterations:
-        _exponentials(d, t, e, power, power.view(np.int64))
+        for i in range(n):
+            e[i] = t - d[i]
+        exponentials(e, power)
         total, slope = _column(e)
         iterations += 1
         if not tight and iterations == 1:
@@ -113,28 +105,6 @@ def _root(
         step = t + excess / slope if slope > 0 else low
         t = step if low < step < high else 0.5 * (low + high)
     return t, iterations, error
-
-
-@jit
-def _exponentials(d: Floats, t: float, e: Floats, power: Floats, bits: Counts) -> None:
-    """Writes exp(t - d) to e; `power` is scratch, and `bits` the same memory as integers.
-
-    With x = m log 2 + r, exp(x) = 2^m exp(r), where |r| is at most half of log 2 and twelve terms of the series are
-    exact to rounding. Written so that it becomes vector instructions: a call of the library's exp for each row takes
-    several times as long as everything else here together.
-    """
-    for i in range(d.shape[0]):
-        x = min(max(t - d[i], -_FAR), _FAR)
-        power[i] = x * _LOG2E + _ROUND
-        m = power[i] - _ROUND
-        r = (x - m * _LN2_HIGH) - m * _LN2_LOW
-        high = 1.0 + r * (1 / 9) * (1.0 + r * (1 / 10) * (1.0 + r * (1 / 11) * (1.0 + r * (1 / 12))))
-        middle = 1.0 + r * (1 / 5) * (1.0 + r * (1 / 6) * (1.0 + r * (1 / 7) * (1.0 + r * (1 / 8) * high)))
-        e[i] = 1.0 + r * (1.0 + r * (1 / 2) * (1.0 + r * (1 / 3) * (1.0 + r * (1 / 4) * middle)))
-    for i in range(d.shape[0]):
-        bits[i] = (bits[i] << 52) + (1023 << 52)  # the number 2^m
-    for i in range(d.shape[0]):
-        e[i] *= power[i]
 
 
 @jit_vector

@@ -27,6 +27,7 @@ from equipoise.nn._sampling_rule import SamplingRule as SamplingRule
 from equipoise.nn._schedules import CosineSchedule as CosineSchedule
 from equipoise.nn._schedules import ExponentialSchedule as ExponentialSchedule
 from equipoise.nn._schedules import LinearSchedule as LinearSchedule
+from equipoise.nn._scoring import Scoring as Scoring
 from equipoise.nn._selection import choose as choose
 from equipoise.nn._selection import choose_top as choose_top
 from equipoise.nn._surrogate import Surrogate as Surrogate
@@ -55,6 +56,7 @@ __all__ = [
     "RoutingWarning",
     "RuleTraits",
     "SamplingRule",
+    "Scoring",
     "Surrogate",
     "SurrogateLoss",
     "TokenPrior",

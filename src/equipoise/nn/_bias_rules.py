@@ -187,7 +187,7 @@ class Priced(nn.Module):
         Args:
             routing: what this rule decided.
         """
-        self.average.take(routing.logits.detach(), routing.mask, self.top_k)
+        self.average.take(routing.compared, routing.mask, self.top_k)
 
 
 class Quantile(WideBuffers):
@@ -256,7 +256,7 @@ class Quantile(WideBuffers):
         Args:
             routing: what this rule decided.
         """
-        logits = routing.logits.detach()
+        logits = routing.compared
         logits = logits if routing.mask is None else logits[routing.mask]
         rows, num_experts = logits.shape
         if rows == 0 or self.top_k >= num_experts:

@@ -93,7 +93,7 @@ _OF_LOSSES: dict[str, float | None] = {"balance_loss": None, "marginal_entropy":
 
 def make_router(
     name: str | Strategy | RoutingRule | Router,
-    dim: int,
+    dim: int | None,
     num_experts: int,
     *,
     capacity_factor: float | None = 1.25,
@@ -107,7 +107,7 @@ def make_router(
     Args:
         name: one of `ROUTERS` or "package.module:name" of a strategy; a strategy, a routing rule, or a `Router`, which
             is returned as it is if its sizes fit, and takes no options here.
-        dim: features of a row.
+        dim: features of a row; None: a router without a gate, see `Router.route`.
         num_experts: E.
         capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) of T rows; None: no
             limit. Routers that know no capacity are not concerned.
@@ -186,7 +186,7 @@ def _is_strategy(x: object) -> TypeGuard[Strategy]:
     return hasattr(x, "draw") and hasattr(x, "draw_noise")
 
 
-def _unchanged(router: Router, dim: int, num_experts: int, options: Mapping[str, Any]) -> Router:
+def _unchanged(router: Router, dim: int | None, num_experts: int, options: Mapping[str, Any]) -> Router:
     """Returns a router of the right sizes, for which no options were given."""
     check_router_size(router.dim, router.num_experts, dim, num_experts)
     for name, value in options.items():

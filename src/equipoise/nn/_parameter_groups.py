@@ -16,7 +16,8 @@ def parameter_groups(
     """Splits a model's parameters into those of routers, with a learning rate of their own, and the rest.
 
     Args:
-        model: holds at least one router, in an `MoE` or by itself.
+        model: holds at least one router, in an `MoE` or by itself. A router without a gate of its own stands in
+            the module whose logits it gets, and that module's own parameters are the router's.
         lr: the learning rate of everything else.
         router_lr_scale: the routers' learning rate in units of `lr`.
         surrogate: whose readouts are to be trained as well; None where it has none.
@@ -41,6 +42,9 @@ def parameter_groups(
     routers = [module for module in model.modules() if isinstance(module, Router)]
     check_has_layers("model", model, len(routers))
     of_routers = {id(parameter) for router in routers for parameter in router.parameters()}
+    for module in model.modules():
+        if any(isinstance(child, Router) and child.dim is None for child in module.children()):
+            of_routers |= {id(parameter) for parameter in module.parameters(recurse=False)}
     undecayed = {id(parameter) for router in routers for parameter in _undecayed(router)}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gates, rate = of_routers - undecayed, lr * router_lr_scale

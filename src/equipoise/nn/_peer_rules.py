@@ -220,7 +220,9 @@ class Dense:
         """
         rows, num_experts = logits.shape
         indices = torch.arange(num_experts, device=logits.device).expand(rows, num_experts)
-        return request.route(indices, request.log_p.exp(), capacity=max(rows, 1))
+        scoring = request.scoring
+        p = request.log_p.exp() if scoring is None else scoring.factors(request.logits, indices)
+        return request.route(indices, p, capacity=max(rows, 1))
 
 
 PEER_ROUTERS = (

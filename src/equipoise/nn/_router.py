@@ -28,7 +28,9 @@ from equipoise.nn._balance import balance_losses
 from equipoise.nn._bias_rules import Priced, RunningPrices, WideBuffers
 from equipoise.nn._router_checks import (
     check_auto,
+    check_has_gate,
     check_input_dim,
+    check_logits,
     check_mixes,
     check_routing,
     check_rows_like,
@@ -38,6 +40,7 @@ from equipoise.nn._router_checks import (
 from equipoise.nn._routing import Routing
 from equipoise.nn._rules import RouteRequest, RoutingRule, RuleTraits, rule_traits
 from equipoise.nn._schedules import Schedule
+from equipoise.nn._scoring import Scoring
 from equipoise.nn._selection import choose_top
 from equipoise.nn._token_prior import TokenPrior, TokenTable
 from equipoise.ops import log_softmax
@@ -52,7 +55,8 @@ class Router(WideBuffers):
 
     Logits, softmax and rule work in float32 (float64 for float64), also under autocast and with half-precision
     parameters. Whatever changes between steps (averages, biases, the temperature of a schedule) changes in `observe`,
-    never in forward, which may run more than once a step. To replace the gate, subclass and override `logits`.
+    never in forward, which may run more than once a step. To replace the gate, subclass and override `logits`; or build
+    the router without one (`dim=None`), and hand the logits of a gate of your own to `route`.
 
     Example:
         >>> from equipoise.nn._peer_rules import TopK
@@ -64,10 +68,11 @@ class Router(WideBuffers):
 
     temperature: Tensor
     updates: Tensor
+    weight: nn.Parameter  # None without a gate
 
     def __init__(
         self,
-        dim: int,
+        dim: int | None,
         num_experts: int,
         rule: RoutingRule,
         *,
@@ -78,6 +83,7 @@ class Router(WideBuffers):
         eps: str | None = None,
         target_sample_size: float = 0.5,
         loss_weights: Mapping[str, float] | None = None,
+        scoring: Scoring | None = None,
         token_prior: TokenPrior | int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -85,7 +91,7 @@ class Router(WideBuffers):
         """Builds the gate, with small weights, so that the experts start out about equally likely.
 
         Args:
-            dim: features of a row.
+            dim: features of a row; None: no gate, see `route`.
             num_experts: E.
             rule: from logits to a choice of experts; a module is registered, with its buffers.
             capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) rows; None: no
@@ -99,12 +105,13 @@ class Router(WideBuffers):
             eps: for rules that mix: "auto", or None for the rule's own.
             target_sample_size: of "auto".
             loss_weights: weights of "load-balance", "marginal-entropy" and "z".
+            scoring: what the logits mean, where they are not those of a softmax of ours.
             token_prior: a learnt table by token id that is added to the logits; an int: `TokenPrior(vocab_size)`.
             device: of the parameters.
             dtype: of the parameters.
         """
         super().__init__()
-        check_at_least("dim", dim, 1)
+        check_at_least("dim", 1 if dim is None else dim, 1)
         check_at_least("num_experts", num_experts, 1)
         check_capacity_factor("capacity_factor", capacity_factor)
         check_capacity_factor("eval_capacity_factor", eval_capacity_factor)
@@ -113,8 +120,10 @@ class Router(WideBuffers):
         self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
         self.evaluation = evaluation
         self.loss_weights = dict(loss_weights or {})
+        self.scoring = scoring
         self.rule = rule
-        self.weight = nn.Parameter(torch.empty(num_experts, dim, device=device, dtype=dtype))
+        weight = None if dim is None else nn.Parameter(torch.empty(num_experts, dim, device=device, dtype=dtype))
+        self.register_parameter("weight", weight)
         prior = TokenPrior(token_prior) if isinstance(token_prior, int) else token_prior
         self.prior = None if prior is None else TokenTable(prior, num_experts, device=device, dtype=dtype)
         unpriced = isinstance(rule, Priced) or not self.traits.reads_logits
@@ -158,7 +167,8 @@ class Router(WideBuffers):
 
         A token prior goes back to where it started.
         """
-        nn.init.normal_(self.weight, std=math.sqrt(0.1 / self.dim))
+        if self.dim is not None:
+            nn.init.normal_(self.weight, std=math.sqrt(0.1 / self.dim))
         if self.prior is not None:
             self.prior.reset_parameters()
 
@@ -193,32 +203,72 @@ class Router(WideBuffers):
         Returns:
             The routing.
         """
+        check_has_gate(self.dim)
         check_input_dim(x, self.dim)
         shape = tuple(x.shape[:-1])
+        with torch.autocast(autocast_device(x.device), enabled=False):
+            wide = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
+            logits = self.logits(x.reshape(-1, x.shape[-1]).to(wide))
+            return self.route(logits, shape=shape, mask=mask, token_ids=token_ids, generator=generator)
+
+    def route(
+        self,
+        logits: Float[Tensor, "T E"],
+        *,
+        shape: tuple[int, ...] | None = None,
+        bias: Float[Tensor, "E"] | None = None,
+        mask: Bool[Tensor, "..."] | None = None,
+        token_ids: Int[Tensor, "..."] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Routing:
+        """Routes rows by logits that come from elsewhere, such as the gate of a foreign model.
+
+        Args:
+            logits: one row for each row of the batch.
+            shape: the leading dimensions of the input, whose product is T; None: (T,).
+            bias: a correction bias, for a `scoring`.
+            mask: of this shape: False for rows that take no expert (padding).
+            token_ids: of this shape: for routers that look at them.
+            generator: as in `forward`.
+
+        Returns:
+            The routing.
+
+        Example:
+            >>> import equipoise as eq
+            >>> router = eq.nn.make_router("topk", None, 4, top_k=2)
+            >>> router.route(torch.tensor([[2.0, 0.0, 1.0, -1.0]])).indices
+            tensor([[0, 2]])
+        """
+        shape = (logits.shape[0],) if shape is None else shape
+        check_logits(logits, shape, self.num_experts)
         check_mask(mask, shape)
         check_rows_like("token_ids", token_ids, shape)
         flat_mask = None if mask is None else mask.reshape(-1)
         flat_ids = None if token_ids is None else token_ids.reshape(-1).long()
-        with torch.autocast(autocast_device(x.device), enabled=False):
-            wide = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
-            logits = self.logits(x.reshape(-1, self.dim).to(wide))
+        with torch.autocast(autocast_device(logits.device), enabled=False):
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             if self.prior is not None:
-                logits = logits + self._from_prior(self.prior, flat_ids, flat_mask).to(wide)
-            log_p = log_softmax(logits)
+                logits = logits + self._from_prior(self.prior, flat_ids, flat_mask).to(logits.dtype)
+            scoring = self.scoring
+            selection = None if scoring is None else scoring.compared(logits, bias)
+            log_p = log_softmax(logits) if scoring is None else scoring.log_p(logits)
             request = RouteRequest(
                 logits=logits,
                 log_p=log_p,
                 capacity=self.capacity(logits.shape[0]),
                 mask=flat_mask,
                 token_ids=flat_ids,
-                positions=_positions(shape, x.device),
+                positions=_positions(shape, logits.device),
                 training=self.training,
                 temperature=self.temperature if self._temperature_moves else self.fixed_temperature,
                 generator=generator,
                 eps=self.auto.read("eps") if self.auto is not None and "eps" in self.auto.names else None,
                 shape=shape,
+                scoring=scoring,
+                selection=selection,
             )
-            routing = self._choose(logits, request)
+            routing = self._rescaled(self._choose(logits if selection is None else selection, request), request)
             if not (self.training and self.loss_weights):
                 return routing
             return replace(routing, balance_losses=balance_losses(self.loss_weights, logits, request))
@@ -253,6 +303,19 @@ class Router(WideBuffers):
         routing = choose_top(logits.detach() - prices, request, top_k=top_k, gated=gated, prices=prices)
         return routing if factors is None else replace(routing, scores=factors(request.log_p, routing.indices))
 
+    def _rescaled(self, routing: Routing, request: RouteRequest) -> Routing:
+        """Gives the factors of a foreign gate to rules with factors of their own, and its scale to those without."""
+        scoring = request.scoring
+        if scoring is None:
+            return routing
+        if not self.traits.gated:
+            return replace(routing, scores=scoring.scale * routing.scores)
+        if self.traits.factors is None:
+            return routing
+        wanted = routing.indices if routing.sample is None else routing.sample.z_rounds
+        factors = scoring.factors(request.logits, wanted)
+        return replace(routing, scores=torch.where(routing.indices < self.num_experts, factors, 0.0))
+
     @torch.no_grad()
     def observe(self, routing: Routing) -> None:
         """Updates what changes between steps: the rule's state, the running prices, the proposal's temperature and eps.
@@ -276,7 +339,7 @@ class Router(WideBuffers):
         """Takes in the prices of a batch; of every eighth where they are not used yet."""
         every = 1 if self.evaluation == "priced" else _SELDOM
         if every == 1 or int(self.updates) % every == 0:
-            average.take(routing.logits.detach(), routing.mask, self.traits.top_k, stands_for=every)
+            average.take(routing.compared, routing.mask, self.traits.top_k, stands_for=every)
 
     def extra_repr(self) -> str:
         """Shows the settings."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of what layers and routers are built from and called with."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,22 @@ def check_not_inert(name: str, weight: float | None, reason: str) -> None:
         raise ValueError(f"{name} must be 0 here, got {weight}: it would be inert, because {reason}; leave it out")
 
 
-def check_input_dim(x: Tensor, dim: int) -> None:
+def check_has_gate(dim: int | None) -> None:
+    """Requires a gate."""
+    if dim is None:
+        raise ValueError("dim must be a number where a router is called with rows, got None: call route(logits)")
+
+
+def check_logits(logits: Tensor, shape: Sequence[int], num_experts: int) -> None:
+    """Requires a number for each row and expert."""
+    if not logits.is_floating_point() or list(logits.shape) != [math.prod(shape), num_experts]:
+        raise ValueError(
+            f"logits must be floating point of shape [{math.prod(shape)}, {num_experts}] (rows x experts), got "
+            f"{logits.dtype} of shape {list(logits.shape)}: flatten the leading dimensions, and pass them as shape"
+        )
+
+
+def check_input_dim(x: Tensor, dim: int | None) -> None:
     """Requires floating-point [..., dim]."""
     if not x.is_floating_point():
         raise ValueError(f"x must be floating point, got {x.dtype}: embed tokens first, or convert with x.float()")
@@ -77,7 +93,7 @@ def check_no_limit(name: str, factor: float | None, all_experts: bool) -> None:
         raise ValueError(f"{name} must be None with router 'dense', got {factor}: every expert takes every row")
 
 
-def check_router_size(dim: int, num_experts: int, layer_dim: int, layer_experts: int) -> None:
+def check_router_size(dim: int | None, num_experts: int, layer_dim: int | None, layer_experts: int) -> None:
     """Requires a router of the layer's sizes."""
     if (dim, num_experts) != (layer_dim, layer_experts):
         raise ValueError(

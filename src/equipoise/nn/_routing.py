@@ -46,6 +46,7 @@ class Routing(Record):
         exactly_balanced: known without looking at a tensor: every expert has exactly K T / E rows, none is dropped
             or masked.
         balance_losses: scalars to add to the loss, with their weights in them; only those whose weight is not 0.
+        selection: what was compared before any prices, where that is not the logits (see `Scoring`).
     """
 
     logits: Float[Tensor, "T E"]
@@ -63,6 +64,7 @@ class Routing(Record):
     score_function: bool = False
     exactly_balanced: bool = False
     balance_losses: Mapping[str, Tensor] = field(default_factory=dict)
+    selection: Float[Tensor, "T E"] | None = None
 
     def __repr__(self) -> str:
         """Shows the sizes, and how the router learns."""
@@ -87,6 +89,11 @@ class Routing(Record):
             One number a row; 0 for masked rows, and where nothing was drawn.
         """
         return self.log_p.new_zeros(self.log_p.shape[0]) if self.sample is None else self.sample.log_prob(self.log_p)
+
+    @property
+    def compared(self) -> Float[Tensor, "T E"]:
+        """What decided between experts, before prices, in whose units prices are; no gradient."""
+        return self.logits.detach() if self.selection is None else self.selection
 
     @property
     def num_experts(self) -> int:

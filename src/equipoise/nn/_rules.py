@@ -15,6 +15,7 @@ from torch import Tensor
 from equipoise.estimators import read_traits
 from equipoise.nn._router_checks import check_choice
 from equipoise.nn._routing import Routing
+from equipoise.nn._scoring import Scoring
 from equipoise.ops import count_groups, rank_within_groups
 
 
@@ -35,6 +36,8 @@ class RouteRequest:
         eps: the mixture weight of the proposal, for rules that mix; None: the rule's own.
         generator: where randomness comes from; None is torch's global stream.
         shape: the leading dimensions of the input, x [*shape, dim]; None: it had one.
+        scoring: what the logits mean; None: a softmax, and the factors that the rule says.
+        selection: what the rule compares, where that is not the logits.
     """
 
     logits: Float[Tensor, "T E"]
@@ -48,6 +51,8 @@ class RouteRequest:
     generator: torch.Generator | None
     eps: Float[Tensor, ""] | None = None
     shape: tuple[int, ...] | None = None
+    scoring: Scoring | None = None
+    selection: Float[Tensor, "T E"] | None = None
 
     def route(
         self,
@@ -84,6 +89,7 @@ class RouteRequest:
             weight=weight.detach(),
             mask=mask,
             shape=(rows,) if self.shape is None else self.shape,
+            selection=self.selection,
             **known,
         )
 
@@ -104,7 +110,8 @@ class RoutingRule(Protocol):
         """Chooses experts.
 
         Args:
-            logits: the router's, with gradient; at least float32.
+            logits: what to compare: the router's logits, with gradient; at least float32. With a `Scoring`, its
+                numbers.
             request: everything else.
 
         Returns:

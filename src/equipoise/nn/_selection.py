@@ -26,7 +26,7 @@ def choose_top(
 
     The factor of an expert's output is p_j, with gradient; of several experts, p_j over the sum of those chosen (the
     softmax over the chosen logits). With one expert that would be 1, through which no router learns, so there it is p_j
-    itself. Not gated, it is 1.
+    itself. With a `Scoring` the factors are its own. Not gated, it is 1.
 
     Args:
         selection: what to compare, any numbers; no gradient flows through it.
@@ -69,15 +69,24 @@ def choose(
     indices = drop_overflow(wanted, request.num_experts, request.capacity, request.mask)
     chosen = indices < request.num_experts
     if gated:
-        log_p_z = at_experts(request.log_p, wanted)
-        scores = torch.where(chosen, log_p_z.exp() if wanted.shape[1] == 1 else log_p_z.softmax(-1), 0.0)
+        scores = torch.where(chosen, _gates(wanted, request), 0.0)
     else:
         scores = chosen.to(request.log_p.dtype)
     return request.route(indices, scores, prices=prices, work=work, capacity=request.capacity)
 
 
+def _gates(wanted: Tensor, request: RouteRequest) -> Tensor:
+    """Returns the factors of gated outputs, with gradient."""
+    if request.scoring is not None:
+        return request.scoring.factors(request.logits, wanted)
+    log_p_z = at_experts(request.log_p, wanted)
+    return log_p_z.exp() if wanted.shape[1] == 1 else log_p_z.softmax(-1)
+
+
 def _largest(selection: Tensor, request: RouteRequest, top_k: int) -> Tensor:
     """Returns the top_k experts of each row, in decreasing order, with a check of the values."""
+    if request.scoring is not None:
+        selection = request.scoring.limit(selection)
     if top_k == 1:
         best, z = selection.max(-1, keepdim=True)
     else:

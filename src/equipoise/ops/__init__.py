@@ -8,19 +8,19 @@ from equipoise.ops._gumbel import draw_uniform as draw_uniform
 from equipoise.ops._largest import largest as largest
 from equipoise.ops._log_softmax import log_softmax as log_softmax
 from equipoise.ops._shortest_paths import ShortestPaths as ShortestPaths
-from equipoise.ops._shortest_paths import advance as advance
 from equipoise.ops._shortest_paths import floyd_warshall as floyd_warshall
+from equipoise.ops._shortest_paths import negative_cycles as negative_cycles
 from equipoise.ops._shortest_paths import visited as visited
 
 __all__ = [
     "ShortestPaths",
-    "advance",
     "count_groups",
     "draw_gumbel",
     "draw_uniform",
     "floyd_warshall",
     "largest",
     "log_softmax",
+    "negative_cycles",
     "rank_within_groups",
     "visited",
 ]

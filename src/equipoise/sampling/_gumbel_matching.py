@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise._core import check_capacity, check_one_of
 from equipoise.assignment import Assignment, assign, detour_costs
 from equipoise.balancing import sinkhorn
+from equipoise.sampling._pairs import fits_pairs, match_pairs
 from equipoise.sampling._proposal import keep_all, mix_flat, propose
 from equipoise.sampling._sample import Sample
 
@@ -93,13 +94,20 @@ def sample_gumbel_matching(
     *batch, n, k = logits.shape
     slots = check_capacity(capacity, batch, n, k, mask, logits.device)
     proposal = mix_flat(proposal, eps, coin, [*batch, n], slots)
+    sinkhorns = marginals == "sinkhorn" and not (sinkhorn_first and capacity is None)
+    if fits_pairs(proposal, gumbel):
+        found = match_pairs(proposal, gumbel, slots, conditional=marginals == "conditional")
+        if found is not None:
+            z, log_q, prices, gap = found
+            log_q = sinkhorn(proposal.logits, capacity).log_p if sinkhorns else log_q
+            return Sample(z, log_q, *keep_all(None, z, log_q.dtype), None, slots, prices=prices, gap=gap)
     scores = proposal.scores(gumbel)
     a = assign(scores, slots, mask=mask)
     if proposal.deterministic is True:
         log_q = torch.zeros_like(scores)  # one-hot below, whatever the marginals
     elif marginals == "conditional":
         log_q = proposal.log_mixture(price_of_room(scores, a, proposal.logits.dtype))
-    elif marginals == "proposal" or (sinkhorn_first and capacity is None):  # the proposal has Sinkhorn's marginals
+    elif not sinkhorns:  # the proposal, which has Sinkhorn's marginals if it was balanced
         log_q = proposal.log_mixture()
     elif proposal.flat is None:
         log_q = sinkhorn(proposal.logits, capacity, mask=mask).log_p

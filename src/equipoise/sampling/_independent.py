@@ -5,7 +5,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise.sampling._proposal import draw_each_row, keep_all, mix_flat, propose
+from equipoise.sampling._pairs import draw_rows
+from equipoise.sampling._proposal import keep_all, mix_flat, propose
 from equipoise.sampling._sample import Sample
 
 
@@ -54,6 +55,6 @@ def sample_independent(
     """
     proposal = propose(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
     proposal = mix_flat(proposal, eps, coin, [*logits.shape[:-1]])
-    z, log_q = draw_each_row(proposal, gumbel)
+    z, log_q = draw_rows(proposal, gumbel)
     kept, keep_weight = keep_all(mask, z, log_q.dtype)
     return Sample(z, log_q, kept, keep_weight, mask, deterministic=proposal.deterministic)

@@ -98,6 +98,10 @@ class Sample(Record):
 
     def at_z(self, x: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n"]:
         """Gathers [..., n, k] at the sampled experts; masked rows give 0."""
+        if self.mask is None and x.shape[-1] == 2:
+            # Choosing between two columns takes a fifth of the time of gather and of its gradient.
+            first, second = x.mT.unbind(-2)
+            return torch.where(self.z == 1, second, first)
         if self.mask is None:
             return x.gather(-1, self.z.unsqueeze(-1)).squeeze(-1)
         # A masked row has no expert k to gather at: read any column, then put 0.

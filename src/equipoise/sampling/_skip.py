@@ -9,7 +9,8 @@ from torch import Tensor
 
 from equipoise._core import check_capacity, check_floating, check_same_device, check_shape, checked_slots
 from equipoise.ops import count_groups, rank_within_groups
-from equipoise.sampling._proposal import draw_each_row, mix_flat, propose
+from equipoise.sampling._pairs import draw_rows, fits_pairs, keep_pairs
+from equipoise.sampling._proposal import mix_flat, propose
 from equipoise.sampling._sample import Sample
 
 
@@ -74,8 +75,11 @@ def sample_skip(
     if capacity is not None:
         slots = checked_slots(slots)
     proposal = mix_flat(proposal, eps, coin, [*batch, n])
-    z, log_q = draw_each_row(proposal, gumbel)
-    kept, keep_weight = _subsample(z, priority, slots, log_q.dtype, masked=mask is not None)
+    z, log_q = draw_rows(proposal, gumbel)
+    if fits_pairs(proposal, gumbel, priority):
+        kept, keep_weight = keep_pairs(z, priority, slots, log_q.dtype)
+    else:
+        kept, keep_weight = _subsample(z, priority, slots, log_q.dtype, masked=mask is not None)
     return Sample(z, log_q, kept, keep_weight, mask, slots, proposal.deterministic, assigns_all=False)
 
 

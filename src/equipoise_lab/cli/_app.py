@@ -15,6 +15,7 @@ from equipoise import __version__
 from equipoise_lab.cli import _bench
 from equipoise_lab.cli._audit import audit
 from equipoise_lab.cli._compare import compare
+from equipoise_lab.cli._demo import demo
 from equipoise_lab.cli._reproduce import reproduce
 from equipoise_lab.cli._warmup import warmup
 
@@ -90,6 +91,7 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+app.command("demo")(demo)
 app.command("reproduce")(reproduce)
 app.command("audit")(audit)
 app.command("compare")(compare)

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from equipoise_lab._ledger import write_whole
 from equipoise_lab.paper import _claims_gating, _claims_reinforce, _claims_studies
-from equipoise_lab.paper._results import Result
-from equipoise_lab.paper._rules import Outcomes, Part, Rule, Study
+from equipoise_lab.paper._results import BASELINES, Baseline, Result
+from equipoise_lab.paper._rules import Outcomes, Part, Rule, Study, Verdict, all_hold, with_baseline
+from equipoise_lab.paper._solved import SolvedTable
 
 RULES = sorted(
     (
@@ -24,11 +25,10 @@ RULES = sorted(
 )
 """How each of the paper's claims is judged."""
 
-Verdict = Literal["reproduced", "partly", "not reproduced", "not judged"]
-
 VERDICT_RULE = (
-    "reproduced, if every statement holds; not reproduced, if a main statement does not hold even in part; partly, "
-    "in between; not judged, if a result that the rule needs was not run"
+    "a claim holds if every main statement holds; it does not hold if a main statement does not; it is undecided if "
+    "the 95% interval of a figure that it needs contains the limit; it is not judged if a result that it needs was not "
+    "run"
 )
 
 
@@ -41,9 +41,11 @@ class Claim:
         title: the paper's sentence, in our words.
         rule: how it is judged, with all limits.
         measured: what was found, in words and figures.
-        verdict: see `VERDICT_RULE`.
+        verdict: see `VERDICT_RULE`; with the paper's moving average, where REINFORCE is trained.
+        verdict_without: the same for REINFORCE without a baseline; None where that was not asked.
+        seeds: where a verdict is undecided, about how many seeds would decide it.
         figures: what was measured, by name.
-        parts: the statements that the rule consists of, each with its grade.
+        parts: the statements that the rule consists of, each with its verdict.
     """
 
     number: int
@@ -51,6 +53,8 @@ class Claim:
     rule: str
     measured: str
     verdict: Verdict
+    verdict_without: Verdict | None = None
+    seeds: int | None = None
     figures: dict[str, float]
     parts: tuple[Part, ...] = ()
 
@@ -69,52 +73,110 @@ def judge(results: Iterable[Result], studies: Mapping[str, Study]) -> list[Claim
         >>> {claim.verdict for claim in judge([], {})}
         {'not judged'}
     """
-    outcomes = Outcomes(results)
-    return [
-        make_claim(rule.number, rule.title, rule.judge(studies.get(rule.study, {}) if rule.study else outcomes))
-        for rule in RULES
-    ]
+    runs = list(results)
+    by_baseline: dict[Baseline, Outcomes] = {baseline: Outcomes(runs, baseline) for baseline in BASELINES}
+    claims: list[Claim] = []
+    for rule in RULES:
+        if rule.study is not None:
+            parts = rule.judge(studies.get(rule.study, {}))
+        elif rule.both:
+            parts = [with_baseline(part, b) for b, outcomes in by_baseline.items() for part in rule.judge(outcomes)]
+        else:
+            parts = rule.judge(by_baseline["ema"])
+        claims.append(make_claim(rule.number, rule.title, parts))
+    return claims
 
 
 def decide(parts: Sequence[Part]) -> Verdict:
-    """Turns the grades of a claim's statements into a verdict: see `VERDICT_RULE`.
+    """Turns the verdicts on a claim's statements into one: see `VERDICT_RULE`.
 
     Example:
-        >>> decide([Part(rule="", measured="", grade=1.0), Part(rule="", measured="", grade=0.0, core=False)])
-        'partly'
+        >>> decide([Part(rule="", measured="", verdict="holds"), Part(rule="", measured="", verdict="undecided")])
+        'undecided'
     """
-    if not parts or any(part.grade is None for part in parts):
+    if any(part.verdict == "not judged" for part in parts):
         return "not judged"
-    if all(part.grade == 1.0 for part in parts):
-        return "reproduced"
-    if any(part.grade == 0.0 for part in parts if part.core):
-        return "not reproduced"
-    return "partly"
+    return all_hold(part.verdict for part in parts if part.core)
 
 
 def make_claim(number: int, title: str, parts: Sequence[Part]) -> Claim:
-    """Puts a claim together from its statements."""
-    names = [f"({'abcdefghij'[i]})" for i in range(len(parts))]
-    kinds = ["" if part.core else "(secondary) " for part in parts]
+    """Puts a claim together from its statements; those without the baseline repeat the rules of those with it."""
+    main = [part for part in parts if part.baseline != "none"]
+    without = [part for part in parts if part.baseline == "none"]
+    names = [f"({'abcdefghij'[i]})" for i in range(len(main))]
+    kinds = ["" if part.core else "(secondary) " for part in main]
+    undecided = [part.seeds for part in parts if part.verdict == "undecided" and part.core and part.seeds is not None]
+    measured = " ".join(f"{n} {p.measured}." for n, p in zip(names, main, strict=True))
+    if without:
+        rest = " ".join(f"{n} {p.measured}." for n, p in zip(names, without, strict=True))
+        measured = f"With the moving average: {measured} Without a baseline: {rest}"
     return Claim(
         number=number,
         title=title,
-        rule=" ".join(f"{n} {kind}{p.rule}." for n, kind, p in zip(names, kinds, parts, strict=True)),
-        measured=" ".join(f"{n} {p.measured}." for n, p in zip(names, parts, strict=True)),
-        verdict=decide(parts),
-        figures={name: value for part in parts for name, value in part.figures.items() if math.isfinite(value)},
+        rule=" ".join(f"{n} {kind}{p.rule}." for n, kind, p in zip(names, kinds, main, strict=True)),
+        measured=measured,
+        verdict=decide(main),
+        verdict_without=decide(without) if without else None,
+        seeds=max(undecided, default=None),
+        figures={
+            f"{name}{', no baseline' if part.baseline == 'none' else ''}": value
+            for part in parts
+            for name, value in part.figures.items()
+            if math.isfinite(value)
+        },
         parts=tuple(parts),
     )
 
 
-def write_claims(path: Path, claims: Sequence[Claim]) -> None:
+def summarise(claims: Sequence[Claim]) -> str:
+    """Writes the paragraph that a reader can quote: which claims hold, which do not, which depend on the baseline.
+
+    Example:
+        >>> summarise(judge([], {}))
+        'No claim was judged.'
+    """
+    groups: dict[str, list[int]] = {}
+    for claim in claims:
+        differs = claim.verdict_without not in (None, claim.verdict)
+        groups.setdefault("differs" if differs else claim.verdict, []).append(claim.number)
+    sentences = {
+        "holds": "{claims} {hold}",
+        "differs": "{claims} {depend} on whether REINFORCE subtracts a moving average",
+        "undecided": "{claims} {are} undecided",
+        "does not hold": "{claims} {do} not hold as stated",
+    }
+    words: list[str] = []
+    for kind, sentence in sentences.items():
+        if numbers := groups.get(kind):
+            one = len(numbers) == 1
+            verbs = {"hold": "holds", "depend": "depends", "are": "is", "do": "does"} if one else {}
+            said = {verb: verbs.get(verb, verb) for verb in ("hold", "depend", "are", "do")}
+            words.append(sentence.format(claims=f"{'Claim' if one else 'Claims'} {_listed(numbers)}", **said))
+    if not words:
+        return "No claim was judged."
+    return f"Of the paper's {len(claims)} empirical claims: {'; '.join(w[0].lower() + w[1:] for w in words)}."
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = [str(number) for number in numbers]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def write_claims(path: Path, claims: Sequence[Claim], solved: Sequence[SolvedTable] = ()) -> None:
     """Writes `claims.json`.
 
     Args:
         path: the file; its folder is made if it is missing.
         claims: what was judged.
+        solved: the seeds solved in each panel, which the claims rest on.
     """
-    content = {"verdicts": VERDICT_RULE, "claims": [asdict(claim) for claim in claims]}
+    tables = [asdict(table) for table in solved]
+    content = {
+        "summary": summarise(claims),
+        "verdicts": VERDICT_RULE,
+        "solved": tables,
+        "claims": [asdict(claim) for claim in claims],
+    }
     write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 

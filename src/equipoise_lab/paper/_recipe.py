@@ -2,18 +2,21 @@
 """The paper's experiment as a value: what it fixes, what it leaves open, and which runs it consists of."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import cast
 
 from equipoise._core import check_at_least, check_fraction, check_one_of, check_positive, check_seed
 from equipoise_lab.paper._methods import METHOD_TABLE
 from equipoise_lab.paper._results import (
+    BASELINES,
     LOSSES,
     MAIN_BALANCE_WEIGHT,
+    MAIN_BASELINE,
     MAIN_LEARNING_RATE,
     THRESHOLD,
     VARIANTS,
+    Baseline,
     Loss,
     Variant,
 )
@@ -40,7 +43,7 @@ SAME: dict[tuple[str, str], tuple[Variant, str]] = {
 }
 # What the paper leaves open, the default first.
 OPEN_CHOICES: dict[str, tuple[str, ...]] = {
-    "dataset": ("shared", "per-seed"),
+    "dataset": ("per-seed", "shared"),
     "initialisation": ("uniform", "haiku", "small"),
     "balance_load": ("argmax", "sampled"),
     "sinkhorn_order": ("temperature-first", "sinkhorn-first"),
@@ -60,7 +63,8 @@ class Run:
         balance_weight: of the load-balance loss.
         temperature: of the proposal.
         learning_rate: of Adam.
-        seed: of the initial parameters and the noise; and of the data, where every seed has its own.
+        baseline: "ema", the moving average of past losses, or "none".
+        seed: of the initial parameters and the noise; and of the data, unless all seeds share them.
     """
 
     variant: Variant
@@ -69,6 +73,7 @@ class Run:
     balance_weight: float
     temperature: float
     learning_rate: float
+    baseline: Baseline
     seed: int
 
     @property
@@ -79,9 +84,10 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """The runs that are trained together, one batch: they sample alike, and may weigh differently."""
+        """The runs that are trained together, in batches: they sample alike, and may weigh differently."""
         run = self.trained_as
-        return f"{'sinkhorn' if run.variant == 'sinkhorn' else 'direct'}-{run.method}"
+        sampling = "sinkhorn" if run.variant == "sinkhorn" else "direct"
+        return f"{sampling}-{run.method}-{run.loss}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +102,9 @@ class Paper:
         losses: how the router learns.
         variants: what is changed about the sampling.
         temperatures: of the proposal.
-        seeds: how many; they are consecutive.
-        first_seed: where they begin.
+        seeds: runs of each setting; they are consecutive.
+        panel_seeds: runs of each setting of the panels with REINFORCE, which the first claims rest on.
+        first_seed: where seeds begin.
         steps: of Adam.
         sweeps: what is varied besides: the balance loss ("gating-balance", "reinforce-balance"), the learning rate
             ("reinforce-rate").
@@ -106,8 +113,9 @@ class Paper:
         num_points: datapoints, all in every batch.
         noise_sd: of the labels.
         threshold: the mean squared error below which the task counts as solved.
-        baseline_decay: of the moving average that REINFORCE subtracts; None for no baseline.
-        dataset: open. "shared": one dataset for all seeds ("we sample a dataset"); "per-seed".
+        baselines: what REINFORCE subtracts in the first panel; everywhere else it is the first of them.
+        baseline_decay: of the moving average, which starts at 0.
+        dataset: open. "per-seed": every seed has its own; "shared": one for all of them, that of seed 0.
         initialisation: open. "uniform": U(-1, 1), as torch initialises a linear layer of one input; "haiku": weights
             from a normal distribution truncated at two standard deviations, biases 0; "small": N(0, 0.1^2).
         balance_load: open. What the balance loss counts: "argmax", the expert that the router prefers; or "sampled",
@@ -122,8 +130,9 @@ class Paper:
     losses: tuple[str, ...] = LOSSES
     variants: tuple[str, ...] = VARIANTS
     temperatures: tuple[float, ...] = TEMPERATURES
-    seeds: int = 10
-    first_seed: int = 0
+    seeds: int = 20
+    panel_seeds: int = 40
+    first_seed: int = 1000
     steps: int = 10_000
     sweeps: tuple[str, ...] = SWEEPS
     balance_weight: float = MAIN_BALANCE_WEIGHT["gating"]
@@ -131,8 +140,9 @@ class Paper:
     num_points: int = 100
     noise_sd: float = 0.1
     threshold: float = THRESHOLD
-    baseline_decay: float | None = 0.99
-    dataset: str = "shared"
+    baselines: tuple[str, ...] = BASELINES
+    baseline_decay: float = 0.99
+    dataset: str = "per-seed"
     initialisation: str = "uniform"
     balance_load: str = "argmax"
     sinkhorn_order: str = "temperature-first"
@@ -146,12 +156,13 @@ class Paper:
             ("losses", self.losses, LOSSES),
             ("variants", self.variants, VARIANTS),
             ("sweeps", self.sweeps, SWEEPS),
+            ("baselines", self.baselines, BASELINES),
         ):
             for value in values:
                 check_one_of(name, value, known)
         for name, known in OPEN_CHOICES.items():
             check_one_of(name, getattr(self, name), known)
-        for name, value in (("seeds", self.seeds), ("steps", self.steps)):
+        for name, value in (("seeds", self.seeds), ("panel_seeds", self.panel_seeds), ("steps", self.steps)):
             check_at_least(name, value, 1)
         check_seed("first_seed", self.first_seed)
         for temperature in self.temperatures:
@@ -161,8 +172,7 @@ class Paper:
             raise ValueError(
                 f"num_points must be even and at least 2, so that two experts share them, got {self.num_points}"
             )
-        if self.baseline_decay is not None:
-            check_fraction("baseline_decay", self.baseline_decay)
+        check_fraction("baseline_decay", self.baseline_decay)
 
     def runs(self) -> list[Run]:
         """Lists every run once: the six panels, then what the sweeps add to them."""
@@ -170,17 +180,28 @@ class Paper:
         grid = itertools.product(self.variants, self.methods, self.losses, self.temperatures)
         for variant, method, loss, temperature in grid:
             weight = self.balance_weight if loss == "gating" else 0.0
-            found.update(self._seeds(variant, method, loss, weight, temperature, self.learning_rate))
+            both = loss == "reinforce" and variant == "plain"
+            for baseline in self.baselines if both else self.baselines[:1]:
+                found |= self._seeds(variant, method, loss, weight, temperature, self.learning_rate, baseline)
         if "plain" in self.variants:
             swept = [loss for loss in self.losses if f"{loss}-balance" in self.sweeps]
             for method, loss in itertools.product(self.methods, swept):
                 for weight, temperature in itertools.product(BALANCE_WEIGHTS, SWEEP_TEMPERATURES):
-                    found.update(self._seeds("plain", method, loss, weight, temperature, self.learning_rate))
+                    found |= self._seeds("plain", method, loss, weight, temperature, self.learning_rate)
             if "reinforce" in self.losses and "reinforce-rate" in self.sweeps:
                 for method, rate in itertools.product(self.methods, LEARNING_RATES):
                     for temperature in RATE_TEMPERATURES:
-                        found.update(self._seeds("plain", method, "reinforce", 0.0, temperature, rate))
+                        found |= self._seeds("plain", method, "reinforce", 0.0, temperature, rate)
         return list(found)
+
+    @property
+    def seed_range(self) -> range:
+        """The seeds of a setting outside of the panels with REINFORCE."""
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+    def data_seeds(self, seeds: Sequence[int]) -> list[int]:
+        """The seeds of the datasets that go with seeds of runs: the same, or 0 for all of them."""
+        return [seed if self.dataset == "per-seed" else 0 for seed in seeds]
 
     def describe(self) -> dict[str, str | float | int | bool | None | list[str] | list[float]]:
         """Lists the fields and their values, as JSON knows them."""
@@ -194,21 +215,33 @@ class Paper:
         return units
 
     def _seeds(
-        self, variant: str, method: str, loss: str, weight: float, temperature: float, rate: float
-    ) -> Iterable[tuple[Run, None]]:
-        for seed in range(self.first_seed, self.first_seed + self.seeds):
-            run = Run(
-                variant=cast(Variant, variant),
-                method=method,
-                loss=cast(Loss, loss),
-                balance_weight=weight,
-                temperature=temperature,
-                learning_rate=rate,
-                seed=seed,
-            )
-            yield run, None
+        self,
+        variant: str,
+        method: str,
+        loss: str,
+        weight: float,
+        temperature: float,
+        rate: float,
+        baseline: str | None = None,
+    ) -> dict[Run, None]:
+        """Makes the runs of a setting; those of a panel of REINFORCE have seeds of their own number."""
+        panel = loss == "reinforce" and weight == 0.0 and rate == self.learning_rate and baseline is not None
+        if loss == "gating":
+            baseline = MAIN_BASELINE["gating"]
+        run = Run(
+            variant=cast(Variant, variant),
+            method=method,
+            loss=cast(Loss, loss),
+            balance_weight=weight,
+            temperature=temperature,
+            learning_rate=rate,
+            baseline=cast(Baseline, baseline or self.baselines[0]),
+            seed=self.first_seed,
+        )
+        count = self.panel_seeds if panel else self.seeds
+        return {replace(run, seed=seed): None for seed in range(self.first_seed, self.first_seed + count)}
 
 
 def quick_recipe() -> Paper:
     """The same experiment in small: three temperatures, three seeds, 200 steps, no sweeps."""
-    return Paper(temperatures=(0.1, 1.0, 10.0), seeds=3, steps=200, sweeps=())
+    return Paper(temperatures=(0.1, 1.0, 10.0), seeds=3, panel_seeds=3, steps=200, sweeps=())

@@ -14,10 +14,11 @@ import jinja2
 
 from equipoise import __version__
 from equipoise_lab._ledger import write_whole
-from equipoise_lab.paper._claims import VERDICT_RULE, Claim, Verdict
+from equipoise_lab.paper._claims import VERDICT_RULE, Claim, summarise
 from equipoise_lab.paper._result_figures import quick_note
 from equipoise_lab.paper._results import THRESHOLD, Result
-from equipoise_lab.paper._solved_figures import panel_tables, sweep_tables
+from equipoise_lab.paper._rules import Verdict
+from equipoise_lab.paper._solved import panel_tables, sweep_tables
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
@@ -80,6 +81,7 @@ def write_report(
         runs=_count_runs(results),
         verdicts=[(verdict, counts[verdict]) for verdict in VERDICTS if counts[verdict]],
         verdict_rule=VERDICT_RULE,
+        summary=summarise(claims),
         claims=claims,
         pictures=find_pictures(out / "figures"),
         tables=panel_tables(results),

@@ -21,6 +21,7 @@ from equipoise_lab.paper._result_figures import draw_result_figures, quick_note
 from equipoise_lab.paper._results import Result, read_results
 from equipoise_lab.paper._runner import load_unit, run_units
 from equipoise_lab.paper._sensitivity import run_sensitivity
+from equipoise_lab.paper._solved import panel_tables
 from equipoise_lab.paper._studies import ON_RECIPE, STUDIES
 from equipoise_lab.paper._studies._traces import path_of
 from equipoise_lab.paper._study_figures import save_study_figures
@@ -90,7 +91,7 @@ def reproduce(
         say(f"beyond the paper: {len(further.runs()):,} runs on other seeds")
         studies["beyond"] = run_beyond(further, out, workers=workers, advance=advance)
     claims = judge(results, studies)
-    write_claims(out / "claims.json", claims)
+    write_claims(out / "claims.json", claims, panel_tables(results))
     say("figures and report")
     described = {**recipe.describe(), "quick": quick}
     paths = [out / "results.csv", out / "claims.json"]
@@ -156,16 +157,16 @@ def run_studies(recipe: Paper, out: Path, *, quick: bool, workers: int) -> dict[
 def _run_study(name: str, recipe: Paper, quick: bool, out: Path, *, progress: Progress) -> dict[str, Any]:
     del progress
     if name not in ON_RECIPE:
-        return STUDIES[name](quick=quick)
+        return STUDIES[name](quick=quick, seed=recipe.first_seed)
     extra = {"paths": _paths(recipe, out)} if name == "traces" else {}
-    return STUDIES[name](recipe, quick=quick, **extra)
+    return STUDIES[name](recipe, quick=quick, seed=recipe.first_seed, **extra)
 
 
 def _paths(recipe: Paper, out: Path) -> dict[str, torch.Tensor]:
     """The models along the plain runs, where they were kept and the traced temperatures are among them."""
     paths: dict[str, torch.Tensor] = {}
     for method in recipe.methods:
-        trained = load_unit(out, f"direct-{method}", recipe)
+        trained = load_unit(out, f"direct-{method}-reinforce", recipe)
         if trained is not None:
             try:
                 paths[method] = path_of(trained, recipe)

@@ -15,7 +15,18 @@ from matplotlib.ticker import FixedLocator, NullFormatter
 
 from equipoise.estimators import PAPER_STRATEGIES
 from equipoise_lab._style import GREY, INK, add_grid, legend_lines, look, new_figure, save, style
-from equipoise_lab.paper._results import LOSSES, THRESHOLD, VARIANTS, Loss, Result, Variant, select, select_main
+from equipoise_lab.paper._minority_figure import draw_minority_figure
+from equipoise_lab.paper._results import (
+    BASELINES,
+    LOSSES,
+    THRESHOLD,
+    VARIANTS,
+    Loss,
+    Result,
+    Variant,
+    select,
+    select_main,
+)
 from equipoise_lab.paper._solved_figures import draw_solved_figures
 
 _TITLES: dict[tuple[Loss, Variant], str] = {
@@ -47,16 +58,18 @@ def draw_result_figures(
             intercept of each), `router` (weight and bias of p(z = 0 | x)), `label`, `mse`.
 
     Returns:
-        The files written: SVG and PNG of `main`, `appendix`, `solved` and `sweeps`.
+        The files written: SVG and PNG of `main`, `appendix`, `solved`, `sweeps` and `minority`.
     """
     folder, main = out / "figures", select_main(results)
     note = quick_note(recipe)
     paths: list[Path] = []
     with style():
         if main:
-            paths += save(_draw_main(main, model, note), folder, "main")
+            paths += save(_draw_main(results, model, note), folder, "main")
             paths += save(_draw_appendix(main, note), folder, "appendix")
         paths += draw_solved_figures(folder, results, note)
+        if recipe.get("dataset") == "per-seed":
+            paths += draw_minority_figure(folder, results, recipe, note)
     return paths
 
 
@@ -73,15 +86,24 @@ def quick_note(recipe: Mapping[str, Any]) -> str:
     return f"quick run{f' ({steps:,} steps)' if isinstance(steps, int) else ''}: not the experiment in full"
 
 
-def _draw_main(main: Sequence[Result], model: Mapping[str, Any] | None, note: str) -> Figure:
-    """Figure 2: the data with a learned model, REINFORCE, gating."""
-    figure = new_figure(10.8 if model else 7.4, 4.1)
-    panels: list[Axes] = list(figure.subplots(1, 3 if model else 2))
+def _draw_main(results: Sequence[Result], model: Mapping[str, Any] | None, note: str) -> Figure:
+    """Figure 2: the data with a learned model, and gating; below, REINFORCE with the moving average and without."""
+    figure = new_figure(7.2, 7.4)
+    (first, second), below = figure.subplots(2, 2)
     if model:
-        _draw_model(panels[0], model)
-    for axes, loss in zip(panels[-2:], LOSSES, strict=True):
-        _draw_panel(axes, select(main, loss=loss, variant="plain"), _TITLES[loss, "plain"])
-    panels[-2].set_ylabel("final mean squared error")
+        _draw_model(first, model)
+    else:
+        first.set_axis_off()
+    panels: list[Axes] = [second, *below]
+    runs = [select(select_main(results), loss="gating", variant="plain")]
+    runs += [
+        select(select_main(results, baseline=baseline), loss="reinforce", variant="plain") for baseline in BASELINES
+    ]
+    titles = (_TITLES["gating", "plain"], "REINFORCE, moving average", "REINFORCE, no baseline")
+    for axes, chosen, title in zip(panels, runs, titles, strict=True):
+        _draw_panel(axes, chosen, title)
+    for axes in panels[:2]:
+        axes.set_ylabel("final mean squared error")
     _finish(figure, note)
     return figure
 
@@ -105,7 +127,7 @@ def _finish(figure: Figure, note: str) -> None:
         Line2D([], [], color=INK, linestyle=_DASHES, linewidth=1.0, label=f"solved below {THRESHOLD:g}"),
         Line2D([], [], color=GREY, linestyle="", marker=".", markersize=4.0, label="one seed (lines: median)"),
     ]
-    figure.legend(handles=[*legend_lines(), *others], loc="outside lower center", ncols=4, fontsize=8.5)
+    figure.legend(handles=[*legend_lines(), *others], loc="outside lower center", ncols=3, fontsize=8.5)
     if note:
         figure.suptitle(note, fontsize=9, color=GREY, x=0.995, horizontalalignment="right")
 

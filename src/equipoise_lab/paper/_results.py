@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from equipoise_lab._ledger import write_whole
 
@@ -21,8 +21,13 @@ MAIN_LEARNING_RATE = 0.1
 
 Loss = Literal["reinforce", "gating"]
 Variant = Literal["plain", "sinkhorn", "no-iw"]
+Baseline = Literal["ema", "none"]
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+
+MAIN_BASELINE: dict[Loss, Baseline] = {"reinforce": "ema", "gating": "none"}
+"""What the paper subtracts from the losses: a moving average with REINFORCE; gating has no use for one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +42,7 @@ class Result:
         seed: of the run.
         balance_weight: of the balance loss.
         learning_rate: of Adam.
+        baseline: what REINFORCE subtracts: the moving average of past losses ("ema") or nothing ("none").
         mse: mean squared error at the end; nan or inf where the run diverged.
         mse_expected: the same in expectation over the router.
         solved: whether the run solved the task.
@@ -49,6 +55,7 @@ class Result:
     seed: int
     balance_weight: float
     learning_rate: float
+    baseline: Baseline
     mse: float
     mse_expected: float
     solved: bool
@@ -98,17 +105,21 @@ def read_results(path: Path) -> list[Result]:
 
 def _from_row(row: Sequence[str], name: str, number: int) -> Result:
     try:
-        loss, variant, method, temperature, seed, balance_weight, learning_rate, mse, mse_expected, solved = row
-        if loss not in LOSSES or variant not in VARIANTS or solved not in ("true", "false"):
+        loss, variant, method, temperature, seed, balance_weight, learning_rate, baseline, mse, mse_expected, solved = (
+            row
+        )
+        known = (loss in LOSSES, variant in VARIANTS, baseline in BASELINES, solved in ("true", "false"))
+        if not all(known):
             raise ValueError
         return Result(
-            loss=loss,
-            variant=variant,
+            loss=cast(Loss, loss),
+            variant=cast(Variant, variant),
             method=method,
             temperature=float(temperature),
             seed=int(seed),
             balance_weight=float(balance_weight),
             learning_rate=float(learning_rate),
+            baseline=cast(Baseline, baseline),
             mse=float(mse),
             mse_expected=float(mse_expected),
             solved=solved == "true",
@@ -146,15 +157,16 @@ def _same(one: object, other: object) -> bool:
     return one == other
 
 
-def select_main(results: Iterable[Result]) -> list[Result]:
+def select_main(results: Iterable[Result], *, baseline: Baseline = "ema") -> list[Result]:
     """Keeps the runs of the paper's six panels, and leaves those of the sweeps.
+
+    Args:
+        results: the runs.
+        baseline: with which REINFORCE was trained.
 
     Returns:
         Those at learning rate 0.1, REINFORCE without a balance loss and gating with one of weight 0.01.
     """
-    runs = list(results)
-    return [
-        r
-        for loss, weight in MAIN_BALANCE_WEIGHT.items()
-        for r in select(runs, loss=loss, balance_weight=weight, learning_rate=MAIN_LEARNING_RATE)
-    ]
+    runs = select(results, learning_rate=MAIN_LEARNING_RATE)
+    reinforce = select(runs, loss="reinforce", baseline=baseline, balance_weight=MAIN_BALANCE_WEIGHT["reinforce"])
+    return reinforce + select(runs, loss="gating", balance_weight=MAIN_BALANCE_WEIGHT["gating"])

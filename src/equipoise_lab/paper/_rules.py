@@ -1,21 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What claims are judged with: solved fractions by setting, and grades for statements about them.
+"""What claims are judged with: solved fractions with 95% intervals, and verdicts on statements about them.
 
-A setting (loss, variant, strategy, temperature, weight of the balance loss, learning rate) is *solved* when at least 8
-of 10 seeds are, and *fails* when at most 2 of 10 are. A statement gets a grade: 1 where it holds, 0.5 where it holds in
-part, 0 where it does not, None where a result that it needs is missing. All limits were fixed before any result of
-the command was seen.
+A setting (loss, variant, strategy, temperature, weight of the balance loss, learning rate) is *solved* when most of its
+runs are, and *fails* when most are not: the limit is one half. Verdicts compare the limit with the interval, never with
+the fraction itself: a statement holds, does not hold, or is undecided, and then says how many seeds would decide it.
 """
 
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from equipoise_lab.paper._recipe import METHODS, TEMPERATURES
-from equipoise_lab.paper._results import MAIN_BALANCE_WEIGHT, MAIN_LEARNING_RATE, Loss, Result, Variant
+from equipoise_lab.paper._results import (
+    MAIN_BALANCE_WEIGHT,
+    MAIN_BASELINE,
+    MAIN_LEARNING_RATE,
+    Baseline,
+    Loss,
+    Result,
+    Variant,
+)
 
-SOLVES, FAILS = 0.8, 0.2
-"""The least fraction of solved seeds for a setting to be solved, and the most for it to fail."""
+HALF = 0.5
+"""The fraction of runs above which a setting is solved, and below which it fails."""
+
+MARGIN = 0.1
+"""Two strategies match if one solves at most this much less of the runs; else it falls short."""
+
+NORMAL = 1.96
+_MANY = 10_000
 
 VERY_LOW = tuple(t for t in TEMPERATURES if t <= 0.1)
 LOW = tuple(t for t in TEMPERATURES if t < 1.0)
@@ -25,8 +40,9 @@ HIGH = tuple(t for t in TEMPERATURES if t >= 10.0)
 INDEPENDENT = ("sample", "skip-iw", "skip")
 MATCHING = ("gm-iw", "gm-sh", "gm")
 
-Grade = float | None
-Key = tuple[str, str, str, float, float, float]
+Verdict = Literal["holds", "does not hold", "undecided", "not judged"]
+Interval = tuple[float, float]
+Study = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,19 +52,20 @@ class Part:
     Attributes:
         rule: the statement, with its limits.
         measured: what was found, in words and figures.
-        grade: 1, 0.5 or 0, or None where results are missing.
-        core: whether the claim is refuted when the statement does not hold.
+        verdict: of the statement; "not judged" where results are missing.
+        core: whether the claim depends on it.
         figures: what was measured, by name.
+        seeds: where it is undecided: about how many seeds would decide it, if fractions stay what they are.
+        baseline: what the runs were trained with, where the claim is judged for both baselines.
     """
 
     rule: str
     measured: str
-    grade: Grade
+    verdict: Verdict
     core: bool = True
     figures: dict[str, float] = field(default_factory=dict[str, float])
-
-
-Study = Mapping[str, Any]
+    seeds: int | None = None
+    baseline: Baseline | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,38 +76,131 @@ class Rule:
         number: of the claim, 1 to 16.
         title: the paper's sentence, in our words.
         study: the one that decides it, as its JSON file has it; None: the training runs do.
-        judge: grades the statements of the claim, given `Outcomes` or the study.
+        both: whether it is judged for REINFORCE without a baseline too.
+        judge: judges the statements of the claim, given `Outcomes` or the study.
     """
 
     number: int
     title: str
     study: str | None
+    both: bool
     judge: Callable[[Any], list[Part]]
 
 
-def claim(number: int, title: str, *, study: str | None = None) -> Callable[[Callable[[Any], list[Part]]], Rule]:
+def claim(
+    number: int, title: str, *, study: str | None = None, both: bool = False
+) -> Callable[[Callable[[Any], list[Part]]], Rule]:
     """Makes the function behind it the rule of a claim; see `Rule`."""
-    return lambda judge: Rule(number=number, title=title, study=study, judge=judge)
+    return lambda judge: Rule(number=number, title=title, study=study, both=both, judge=judge)
+
+
+def wilson(solved: int, runs: int) -> Interval:
+    """Computes Wilson's 95% interval for a fraction.
+
+    Example:
+        >>> tuple(round(end, 3) for end in wilson(38, 40))
+        (0.835, 0.986)
+
+    References:
+        Wilson, Probable inference, the law of succession, and statistical inference (1927).
+    """
+    square = NORMAL**2
+    middle = (solved + square / 2) / (runs + square)
+    half = NORMAL / (runs + square) * math.sqrt(solved * (runs - solved) / runs + square / 4)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, Interval]:
+    """Computes a mean over seeds and its 95% interval, the mean plus and minus 1.96 standard errors.
+
+    Example:
+        >>> mean_interval([0.5, 0.5])
+        (0.5, (0.5, 0.5))
+    """
+    mean = statistics.fmean(values)
+    half = NORMAL * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return mean, (mean - half, mean + half)
+
+
+def above(interval: Interval, limit: float) -> Verdict:
+    """Judges "more than the limit" by an interval; "at most" is the opposite."""
+    return "holds" if interval[0] > limit else "does not hold" if interval[1] < limit else "undecided"
+
+
+def opposite(verdict: Verdict) -> Verdict:
+    """Judges the negation of a statement."""
+    swapped: dict[Verdict, Verdict] = {"holds": "does not hold", "does not hold": "holds"}
+    return swapped.get(verdict, verdict)
+
+
+def all_hold(verdicts: Iterable[Verdict]) -> Verdict:
+    """Judges "every one of these holds".
+
+    Example:
+        >>> all_hold(["holds", "undecided"]), all_hold(["undecided", "does not hold"]), all_hold([])
+        ('undecided', 'does not hold', 'not judged')
+    """
+    found = list(verdicts)
+    for decisive in ("not judged", "does not hold", "undecided"):
+        if decisive in found:
+            return decisive
+    return "holds" if found else "not judged"
+
+
+def one_holds(verdicts: Iterable[Verdict]) -> Verdict:
+    """Judges "at least one of these holds"."""
+    return opposite(all_hold(opposite(verdict) for verdict in verdicts))
+
+
+def seeds_needed(fraction: float, limit: float = HALF) -> int:
+    """Estimates how many seeds it takes until the interval of a fraction leaves out a limit.
+
+    Example:
+        >>> seeds_needed(0.6), seeds_needed(0.5)
+        (93, 10000)
+    """
+    distance = abs(fraction - limit)
+    if distance < 1e-3:
+        return _MANY
+    return min(_MANY, math.ceil(NORMAL**2 * max(fraction * (1 - fraction), 0.01) / distance**2))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Seeds of a setting that were solved, of those that were run."""
+
+    name: str
+    by_seed: Mapping[int, bool]
+
+    @property
+    def fraction(self) -> float:
+        """The fraction of seeds that were solved."""
+        return sum(self.by_seed.values()) / len(self.by_seed)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it is solved."""
+        if not self.by_seed:
+            return "not judged"
+        return above(wilson(sum(self.by_seed.values()), len(self.by_seed)), HALF)
 
 
 class Outcomes:
-    """The fraction of solved seeds of every setting that was run.
+    """The solved seeds of every setting that was run.
 
     Args:
         results: the runs.
+        baseline: with which REINFORCE was trained in what is looked up.
     """
 
-    def __init__(self, results: Iterable[Result]) -> None:
-        counts: dict[Key, list[int]] = {}
+    def __init__(self, results: Iterable[Result], baseline: Baseline = "ema") -> None:
+        self.baseline: Baseline = baseline
+        self._found: dict[tuple[Any, ...], dict[int, bool]] = {}
         for r in results:
-            tally = counts.setdefault(
-                (r.loss, r.variant, r.method, r.temperature, r.balance_weight, r.learning_rate), [0, 0]
-            )
-            tally[0] += r.solved
-            tally[1] += 1
-        self._fractions = {_key(*key): solved / runs for key, (solved, runs) in counts.items()}
+            numbers = _rounded(r.temperature, r.balance_weight, r.learning_rate)
+            self._found.setdefault((r.loss, r.baseline, r.variant, r.method, *numbers), {})[r.seed] = r.solved
 
-    def fractions(
+    def settings(
         self,
         loss: Loss,
         variant: Variant,
@@ -99,7 +209,7 @@ class Outcomes:
         *,
         balance_weight: float | None = None,
         learning_rate: float = MAIN_LEARNING_RATE,
-    ) -> dict[str, float | None]:
+    ) -> list[Setting]:
         """Looks up settings, method by method.
 
         Args:
@@ -111,95 +221,118 @@ class Outcomes:
             learning_rate: of Adam.
 
         Returns:
-            The fraction of solved seeds by the name of the setting; None where it was not run.
+            The settings; without seeds where they were not run.
         """
         weight = MAIN_BALANCE_WEIGHT[loss] if balance_weight is None else balance_weight
         swept = "" if balance_weight is None else f" balance {weight:g}"
         swept += "" if learning_rate == MAIN_LEARNING_RATE else f" rate {learning_rate:g}"
-        return {
-            f"{loss} {variant} {m} {t:g}{swept}": self._fractions.get(_key(loss, variant, m, t, weight, learning_rate))
+        baseline = self.baseline if loss == "reinforce" else MAIN_BASELINE[loss]
+        return [
+            Setting(
+                f"{loss} {variant} {m} {t:g}{swept}",
+                self._found.get((loss, baseline, variant, m, *_rounded(t, weight, learning_rate)), {}),
+            )
             for m in methods
             for t in temperatures
-        }
+        ]
 
 
-def _key(loss: str, variant: str, method: str, *numbers: float) -> Key:
+def _rounded(*numbers: float) -> tuple[float, ...]:
     """Rounds numbers: temperatures may have been through float32."""
-    temperature, weight, rate = (float(f"{number:.5g}") for number in numbers)
-    return (loss, variant, method, temperature, weight, rate)
+    return tuple(float(f"{number:.5g}") for number in numbers)
 
 
-def known(values: Iterable[float | None]) -> list[float] | None:
-    """Returns the values, or None where one is missing or there are none.
+def solved_part(rule: str, settings: Sequence[Setting], how: str, *, core: bool = True) -> Part:
+    """Makes a part about settings.
 
-    Example:
-        >>> known([0.5, 1.0]), known([0.5, None]), known([])
-        ([0.5, 1.0], None, None)
+    Args:
+        rule: the statement.
+        settings: that it speaks of.
+        how: "all solved", "one solved" or "all failed".
+        core: see `Part`.
     """
-    found = list(values)
-    complete = [value for value in found if value is not None]
-    return complete if found and len(complete) == len(found) else None
+    verdicts: list[Verdict] = [setting.verdict for setting in settings]
+    if "not judged" in verdicts:
+        missing = verdicts.count("not judged")
+        measured = f"{missing} of {len(settings)} settings not run"
+        return Part(rule=rule, measured=measured, verdict="not judged", core=core)
+    by_kind: dict[str, Verdict] = {
+        "all solved": all_hold(verdicts),
+        "one solved": one_holds(verdicts),
+        "all failed": all_hold(opposite(v) for v in verdicts),
+    }
+    verdict = by_kind[how]
+    open_ones = [seeds_needed(s.fraction) for s, v in zip(settings, verdicts, strict=True) if v == "undecided"]
+    # "One solved" is decided as soon as one setting is.
+    needed = (min if how == "one solved" else max)(open_ones) if verdict == "undecided" else None
+    figures = {setting.name: setting.fraction for setting in settings}
+    return Part(rule=rule, measured=_describe(settings), verdict=verdict, core=core, figures=figures, seeds=needed)
 
 
-def grade_all_solved(fractions: Iterable[float | None]) -> Grade:
-    """Grades "every setting is solved"; in part when half of all their runs are.
+def _describe(settings: Sequence[Setting]) -> str:
+    solved, runs = sum(sum(s.by_seed.values()) for s in settings), sum(len(s.by_seed) for s in settings)
+    low, high = wilson(solved, runs)
+    if len(settings) == 1:
+        return f"{solved} of {runs} runs solved ({low:.0%} to {high:.0%})"
+    verdicts = [setting.verdict for setting in settings]
+    least, most = min(s.fraction for s in settings), max(s.fraction for s in settings)
+    counted = f"{verdicts.count('holds')} solved, {verdicts.count('does not hold')} fail"
+    undecided = verdicts.count("undecided")
+    counted += f", {undecided} undecided" if undecided else ""
+    return f"{solved / runs:.0%} of runs solved, {least:.0%} to {most:.0%} by setting; of {len(settings)} {counted}"
 
-    Example:
-        >>> grade_all_solved([0.8, 1.0]), grade_all_solved([0.7, 1.0]), grade_all_solved([0.0, 0.7])
-        (1.0, 0.5, 0.0)
+
+def difference_part(
+    rule: str,
+    ours: Sequence[Setting],
+    theirs: Sequence[Setting],
+    names: tuple[str, str],
+    *,
+    at_most: bool = False,
+    limit: float = MARGIN,
+    core: bool = True,
+) -> Part:
+    """Makes a part about how much more of the runs some settings solve than others, on the same seeds.
+
+    The difference is that of a seed's solved fractions over the settings; its interval is over seeds.
+
+    Args:
+        rule: the statement.
+        ours: settings that should solve more.
+        theirs: the others.
+        names: of the two, for words.
+        at_most: whether the statement is that the difference is at most the limit; else, that it is more.
+        limit: on the difference of fractions.
+        core: see `Part`.
     """
-    found = known(fractions)
-    if found is None:
-        return None
-    return grade(all(f >= SOLVES for f in found), sum(found) / len(found) >= 0.5)
+    pair = [_by_seed(settings) for settings in (ours, theirs)]
+    seeds = sorted(pair[0].keys() & pair[1].keys())
+    if not seeds:
+        return Part(rule=rule, measured="not all settings run", verdict="not judged", core=core)
+    differences = [pair[0][seed] - pair[1][seed] for seed in seeds]
+    mean, (low, high) = mean_interval(differences)
+    verdict = opposite(above((low, high), limit)) if at_most else above((low, high), limit)
+    shares = [statistics.fmean(each[seed] for seed in seeds) for each in pair]
+    measured = (
+        f"{names[0]} {shares[0]:.0%} of runs, {names[1]} {shares[1]:.0%}: a difference of {mean:+.2f} "
+        f"({low:+.2f} to {high:+.2f})"
+    )
+    needed = None
+    if verdict == "undecided":
+        ratio = (high - mean) / max(abs(mean - limit), 1e-3)
+        needed = min(_MANY, math.ceil(len(seeds) * ratio**2)) if math.isfinite(ratio) else _MANY
+    figures = {f"{names[0]} - {names[1]}": round(mean, 6)}
+    return Part(rule=rule, measured=measured, verdict=verdict, core=core, figures=figures, seeds=needed)
 
 
-def grade_one_solved(fractions: Iterable[float | None]) -> Grade:
-    """Grades "some setting is solved"; in part when some setting does not fail.
-
-    Example:
-        >>> grade_one_solved([0.0, 0.9]), grade_one_solved([0.0, 0.5]), grade_one_solved([0.2])
-        (1.0, 0.5, 0.0)
-    """
-    found = known(fractions)
-    return None if found is None else grade(max(found) >= SOLVES, max(found) > FAILS)
+def _by_seed(settings: Sequence[Setting]) -> dict[int, float]:
+    """The solved fraction of each seed that every setting has; nothing where a setting was not run."""
+    if not settings:
+        return {}
+    shared = set.intersection(*(set(setting.by_seed) for setting in settings))
+    return {seed: statistics.fmean(setting.by_seed[seed] for setting in settings) for seed in shared}
 
 
-def grade_all_failed(fractions: Iterable[float | None]) -> Grade:
-    """Grades "every setting fails"; in part when no more than one in ten is solved.
-
-    Example:
-        >>> grade_all_failed([0.0, 0.2]), grade_all_failed([0.0, 0.7]), grade_all_failed([0.0, 0.9])
-        (1.0, 0.5, 0.0)
-    """
-    found = known(fractions)
-    if found is None:
-        return None
-    return grade(all(f <= FAILS for f in found), sum(f >= SOLVES for f in found) <= 0.1 * len(found))
-
-
-def grade(holds: bool, in_part: bool) -> float:
-    """Turns two answers into a grade."""
-    return 1.0 if holds else 0.5 if in_part else 0.0
-
-
-def solved_part(rule: str, fractions: dict[str, float | None], given: Grade, *, core: bool = True) -> Part:
-    """Makes a part about settings: how many are solved, how many fail, and the whole fraction.
-
-    Returns:
-        The part, with the fractions as figures.
-    """
-    figures = {name: value for name, value in fractions.items() if value is not None}
-    return Part(rule=rule, measured=_describe(fractions), grade=given, core=core, figures=figures)
-
-
-def _describe(fractions: dict[str, float | None]) -> str:
-    found = known(fractions.values())
-    if found is None:
-        missing = sum(value is None for value in fractions.values())
-        return f"{missing} of {len(fractions)} settings not run"
-    if len(found) == 1:
-        return f"{found[0]:.0%} of runs solved"
-    solved, failed = sum(f >= SOLVES for f in found), sum(f <= FAILS for f in found)
-    mean = sum(found) / len(found)
-    return f"{mean:.0%} of runs solved; of {len(found)} settings {solved} solved, {failed} fail"
+def with_baseline(part: Part, baseline: Baseline) -> Part:
+    """Notes what the runs behind a part were trained with."""
+    return replace(part, baseline=baseline)

@@ -68,7 +68,7 @@ def load_unit(out: Path, name: str, recipe: Paper) -> Trained | None:
 
 def _cost(name: str, runs: Sequence[Run]) -> float:
     """About how long a unit takes: its size, more for balancing and for solving assignments."""
-    return len(runs) * (1 + 0.5 * ("sinkhorn" in name) + 0.3 * ("gm" in name))
+    return (len(runs) + 200) * (1 + ("sinkhorn" in name or "gm-sh" in name) + 0.5 * ("gm" in name or "skip" in name))
 
 
 def _collect(done: dict[str, Trained], recipe: Paper) -> list[Result]:
@@ -88,7 +88,8 @@ def _train_unit(runs: Sequence[Run], recipe: Paper, *, progress: Progress) -> Tr
 def _depends_on(runs: Sequence[Run], recipe: Paper) -> dict[str, Any]:
     """What the models of a unit depend on: not how they are measured, nor which other units there are."""
     described = recipe.describe()
-    for name in ("methods", "losses", "variants", "temperatures", "seeds", "sweeps", "measure", "measured_at"):
+    panels = ("methods", "losses", "variants", "temperatures", "seeds", "panel_seeds", "baselines", "sweeps")
+    for name in (*panels, "measure", "measured_at"):
         del described[name]
     return {"experiment": described, "runs": [asdict(run) for run in runs]}
 

@@ -4,6 +4,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from equipoise_lab.paper._claims import judge
 from equipoise_lab.paper._recipe import OPEN_CHOICES, SAME, Paper
 from equipoise_lab.paper._results import Result, select_main
 from equipoise_lab.paper._runner import load_unit, run_units
+from equipoise_lab.paper._task import draw_data, minority_share
 
 # Claims that say something about the runs of the six panels; one of them needs a sweep too.
 _PANEL_CLAIMS = (1, 2, 3, 5, 6, 7, 8, 9)
@@ -42,8 +44,9 @@ def run_sensitivity(
         advance: called with training steps as they are done.
 
     Returns:
-        `rows`: `field`, `value`, `default`, `verdicts` by claim, `solved` (fraction of the runs of the panels). In the
-        first nothing is changed: `field` is None.
+        `rows`: `field`, `value`, `default`, `verdicts` by claim, `without` (the same without a baseline), `solved`
+        (fraction of the runs of the panels), `minority` (of the one dataset, where all seeds share it: the share of
+        its points with x >= 0.5). In the first nothing is changed: `field` is None.
     """
     note = "One choice changed at a time; what it cannot affect is taken from the experiment itself."
     panels = _panels(recipe)
@@ -68,26 +71,26 @@ def _row(
 ) -> dict[str, Any]:
     judged = [claim for claim in judge(results, studies) if claim.number in _PANEL_CLAIMS]
     main = select_main(results)
+    minority = minority_share(draw_data(0, recipe.num_points, recipe.noise_sd)[0])
     return {
         "field": name,
         "value": None if name is None else str(value),
         "default": None if name is None else str(getattr(recipe, name)),
         "verdicts": {str(claim.number): claim.verdict for claim in judged},
+        "without": {str(claim.number): claim.verdict_without for claim in judged if claim.verdict_without},
+        "minority": minority if name == "dataset" else None,
         "solved": sum(result.solved for result in main) / max(1, len(main)),
     }
 
 
-def alternatives(recipe: Paper) -> list[tuple[str, str | None]]:
-    """Lists every other value of every open choice, and training without a baseline.
+def alternatives(recipe: Paper) -> list[tuple[str, str]]:
+    """Lists every other value of every open choice.
 
     Example:
         >>> alternatives(Paper())[0]
-        ('dataset', 'per-seed')
+        ('dataset', 'shared')
     """
-    found: list[tuple[str, str | None]] = [
-        (name, value) for name, known in OPEN_CHOICES.items() for value in known if value != getattr(recipe, name)
-    ]
-    return [*found, ("baseline_decay", None)] if recipe.baseline_decay is not None else found
+    return [(name, value) for name, known in OPEN_CHOICES.items() for value in known if value != getattr(recipe, name)]
 
 
 def total_steps(recipe: Paper, *, sensitivity: bool = False, beyond: bool = False) -> int:
@@ -119,8 +122,6 @@ def _affected(changed: Paper, name: str) -> Paper | None:
         return replace(changed, variants=("sinkhorn",), methods=methods)
     if name == "balance_load":
         return replace(changed, losses=("gating",))
-    if name == "baseline_decay":
-        return replace(changed, losses=("reinforce",))
     return changed
 
 
@@ -136,20 +137,11 @@ def _merge(
             measured += trained.results(changed) if trained is not None else []
         fresh = measured
     by_run.update({_identity(result): result for result in fresh})
-    wanted = {
-        (run.loss, run.variant, run.method, run.temperature, run.seed, run.balance_weight, run.learning_rate)
-        for run in panels.runs()
-    }
+    wanted = {_identity(run) for run in panels.runs()}
     return [result for key, result in by_run.items() if key in wanted]
 
 
-def _identity(result: Result) -> tuple[Any, ...]:
-    return (
-        result.loss,
-        result.variant,
-        result.method,
-        result.temperature,
-        result.seed,
-        result.balance_weight,
-        result.learning_rate,
-    )
+_identity = attrgetter(
+    "loss", "variant", "method", "temperature", "seed", "balance_weight", "learning_rate", "baseline"
+)
+"""What a run and its result have in common."""

@@ -1,128 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many seeds are solved, as tables that can be read as pictures: the six panels, and the sweeps."""
+"""How many seeds are solved, as tables that can be read as pictures: the panels, and the sweeps."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from equipoise_lab._style import GREY, INK, SEQUENTIAL, new_figure, save
-from equipoise_lab.paper._methods import METHOD_TABLE
-from equipoise_lab.paper._recipe import METHODS
-from equipoise_lab.paper._results import (
-    LOSSES,
-    MAIN_BALANCE_WEIGHT,
-    MAIN_LEARNING_RATE,
-    VARIANTS,
-    Result,
-    select,
-    select_main,
-)
+from equipoise_lab.paper._results import Result
+from equipoise_lab.paper._solved import SolvedTable, panel_tables, sweep_tables
 
-_PANEL_NAMES = {"reinforce": "REINFORCE", "gating": "Gating"}
-_VARIANT_NAMES = {"plain": "", "sinkhorn": ", Sinkhorn first", "no-iw": ", no importance weights"}
 # The map's dark end swallows black figures, so only its lighter part is used, and figures turn white near its end.
 _DARKEST, _WHITE_FROM = 0.8, 0.62
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SolvedTable:
-    """Solved seeds by strategy and by one number that varies.
-
-    Attributes:
-        title: of what.
-        varies: the name of that number.
-        columns: its values.
-        labels: of the rows.
-        rows: solved and all runs for each column; None where there is none.
-    """
-
-    title: str
-    varies: str
-    columns: tuple[float, ...]
-    labels: tuple[str, ...]
-    rows: tuple[tuple[tuple[int, int] | None, ...], ...]
-
-
-def count_solved(
-    runs: Sequence[Result],
-    title: str,
-    varies: str,
-    value: Callable[[Result], float],
-    *,
-    methods: Sequence[str] = METHODS,
-    solved: Callable[[Result], bool] = lambda run: run.solved,
-) -> SolvedTable:
-    """Counts solved seeds.
-
-    Args:
-        runs: what to count; every run is in one cell.
-        title: of the table.
-        varies: what the columns are.
-        value: the column of a run.
-        methods: the rows.
-        solved: what counts.
-    """
-    counts: dict[tuple[str, float], list[int]] = {}
-    for run in runs:
-        tally = counts.setdefault((run.method, value(run)), [0, 0])
-        tally[0] += solved(run)
-        tally[1] += 1
-    columns = sorted({column for _, column in counts})
-    rows = [[counts.get((name, column)) for column in columns] for name in methods]
-    return SolvedTable(
-        title=title,
-        varies=varies,
-        columns=tuple(columns),
-        labels=tuple(METHOD_TABLE[name].label for name in methods),
-        rows=tuple(tuple((cell[0], cell[1]) if cell else None for cell in row) for row in rows),
-    )
-
-
-def panel_tables(results: Sequence[Result]) -> list[SolvedTable]:
-    """Counts solved seeds by strategy and temperature for each of the six panels that was run."""
-    main = select_main(results)
-    tables = [
-        count_solved(
-            select(main, loss=loss, variant=variant),
-            f"{_PANEL_NAMES[loss]}{_VARIANT_NAMES[variant]}",
-            "temperature",
-            lambda run: run.temperature,
-        )
-        for loss in LOSSES
-        for variant in VARIANTS
-    ]
-    return [table for table in tables if table.columns]
-
-
-def sweep_tables(results: Sequence[Result]) -> list[SolvedTable]:
-    """Counts solved seeds by the weight of the balance loss and by learning rate, for each temperature swept."""
-    plain = select(results, variant="plain")
-    tables: list[SolvedTable] = []
-    for loss in LOSSES:
-        runs = select(plain, loss=loss, learning_rate=MAIN_LEARNING_RATE)
-        swept = sorted({run.temperature for run in runs if run.balance_weight != MAIN_BALANCE_WEIGHT[loss]})
-        for t in swept:
-            title = f"{_PANEL_NAMES[loss]}, temperature {t:g}"
-            at = select(runs, temperature=t)
-            tables.append(count_solved(at, title, "weight of the balance loss", lambda run: run.balance_weight))
-    runs = select(plain, loss="reinforce", balance_weight=MAIN_BALANCE_WEIGHT["reinforce"])
-    swept = sorted({run.temperature for run in runs if run.learning_rate != MAIN_LEARNING_RATE})
-    for t in swept:
-        at = select(runs, temperature=t)
-        tables.append(count_solved(at, f"REINFORCE, temperature {t:g}", "learning rate", lambda run: run.learning_rate))
-    return tables
 
 
 def draw_solved_figures(folder: Path, results: Sequence[Result], note: str) -> list[Path]:
     """Draws both kinds of tables, as far as they were run."""
     paths: list[Path] = []
     for name, tables, across, width in (
-        ("solved", panel_tables(results), 3, 12.2),
-        ("sweeps", sweep_tables(results), 4, 12.2),
+        ("solved", panel_tables(results), 2, 8.6),
+        ("sweeps", sweep_tables(results), 2, 8.6),
     ):
         if tables:
             paths += save(draw_tables(tables, across, width, note), folder, name)

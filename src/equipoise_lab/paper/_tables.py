@@ -7,7 +7,7 @@ from rich.table import Table
 
 from equipoise_lab.paper._claims import Claim
 
-_STYLES = {"reproduced": "green", "partly": "yellow", "not reproduced": "red", "not judged": "dim"}
+_STYLES = {"holds": "green", "undecided": "yellow", "does not hold": "red", "not judged": "dim"}
 
 
 def claims_table(claims: Sequence[Claim]) -> Table:
@@ -23,6 +23,9 @@ def claims_table(claims: Sequence[Claim]) -> Table:
     table.add_column("", justify="right")
     table.add_column("claim")
     table.add_column("verdict", no_wrap=True)
+    table.add_column("without baseline", no_wrap=True)
     for claim in claims:
-        table.add_row(str(claim.number), claim.title, f"[{_STYLES[claim.verdict]}]{claim.verdict}[/]")
+        verdicts = (claim.verdict, claim.verdict_without)
+        shown = ("" if verdict is None else f"[{_STYLES[verdict]}]{verdict}[/]" for verdict in verdicts)
+        table.add_row(str(claim.number), claim.title, *shown)
     return table

@@ -41,6 +41,11 @@ def draw_data(seed: int, num_points: int, noise_sd: float) -> tuple[Float[Tensor
     return x, target_function(x) + noise_sd * torch.randn(num_points, generator=generator)
 
 
+def minority_share(x: Float[Tensor, " n"]) -> float:
+    """Computes the share of the points with x >= 0.5, the side of the jump that has a quarter of them on average."""
+    return float((x >= 0.5).double().mean())
+
+
 def draw_datasets(seeds: Iterable[int], num_points: int, noise_sd: float) -> tuple[Tensor, Tensor]:
     """Draws the dataset of each seed: x and y, [s, n] each."""
     pairs = [draw_data(seed, num_points, noise_sd) for seed in seeds]
@@ -65,32 +70,12 @@ def draw_parameters(seed: int, initialisation: str) -> Float[Tensor, "6"]:
     return torch.stack([weights[0], zeros[0], weights[1], weights[2], zeros[1], zeros[2]])
 
 
-def features(x: Float[Tensor, "*r n"]) -> Float[Tensor, "*r 6 m"]:
-    """Builds the matrix that takes a run's parameters to the router's logit and both predictions of every row.
-
-    All three are linear in the parameters, so that a batch of runs takes one matrix product, and its gradient another.
-
-    Returns:
-        [..., 6, 3 n].
-    """
-    one, none = torch.ones_like(x), torch.zeros_like(x)
-    blocks = [
-        [x, none, none],
-        [one, none, none],
-        [none, x, none],
-        [none, none, x],
-        [none, one, none],
-        [none, none, one],
-    ]
-    return torch.stack([torch.cat(row, -1) for row in blocks], -2)
-
-
-def lines(parameters: Float[Tensor, "r 6"], matrix: Float[Tensor, "*r 6 m"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the router's logit and the predictions of both experts, [r, n] each, differentiably."""
-    shared = matrix.shape[0] == 1
-    stacked = parameters @ matrix[0] if shared else (parameters.unsqueeze(1) @ matrix).squeeze(1)
-    a, first, second = stacked.chunk(3, -1)
-    return a, first, second
+def lines(
+    parameters: Float[Tensor, "r 6"], x: Float[Tensor, "#r n"]
+) -> tuple[Float[Tensor, "r n"], Float[Tensor, "r n"], Float[Tensor, "r n"]]:
+    """Computes the router's logit and the predictions of both experts, differentiably."""
+    weight, bias, first, second, first_bias, second_bias = parameters.unsqueeze(-1).unbind(1)
+    return weight * x + bias, first * x + first_bias, second * x + second_bias
 
 
 def router(a: Float[Tensor, "r n"]) -> Float[Tensor, "r n 2"]:
@@ -114,7 +99,7 @@ def errors(
         y: the labels.
         gated: bool [r], whether predictions are multiplied by the probability of their expert.
     """
-    a, first, second = lines(parameters, features(x))
+    a, first, second = lines(parameters, x)
     p, both = router(a).exp(), torch.stack([first, second], 1).mT
     squared = (y.unsqueeze(-1) - torch.where(gated[:, None, None], p * both, both)) ** 2
     best = squared.gather(-1, largest(p)[1].unsqueeze(-1)).squeeze(-1)

@@ -9,7 +9,7 @@ Legend: r runs, n rows (datapoints), 2 experts.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from equipoise.balancing import sinkhorn
 from equipoise.estimators import (
-    EMABaseline,
     Noise,
     RegressionCritic,
     WeightedSampler,
+    ema_update,
     gate,
     gated_loss,
     load_balance_loss,
@@ -29,10 +29,11 @@ from equipoise.estimators import (
 )
 from equipoise.ops import draw_gumbel
 from equipoise.sampling import Sample
+from equipoise_lab.paper._kernels._model import predict, pull_back, route
 from equipoise_lab.paper._methods import METHOD_TABLE
 from equipoise_lab.paper._recipe import Paper, Run
 from equipoise_lab.paper._results import Result
-from equipoise_lab.paper._task import draw_datasets, draw_parameters, errors, features, lines, router
+from equipoise_lab.paper._task import draw_datasets, draw_parameters, errors
 
 # Streams of noise: what every method needs, and what only those beyond the paper do.
 _NOISE, _FURTHER = 3 << 20, 4 << 20
@@ -77,6 +78,7 @@ class Trained:
                 seed=run.seed,
                 balance_weight=run.balance_weight,
                 learning_rate=run.learning_rate,
+                baseline=run.baseline,
                 mse=mse[i],
                 mse_expected=expected[i],
                 solved=decisive[i] < recipe.threshold,
@@ -106,15 +108,15 @@ def train(
     if len({run.unit for run in runs}) != 1:
         raise ValueError(f"runs must sample alike, got {sorted({run.unit for run in runs})}: train each on its own")
     trained_as = [run.trained_as for run in runs]
-    # Losses and balance weights in blocks, so that each estimator works on a slice: R, R + balance, G + balance, G.
-    distinct = sorted(dict.fromkeys(trained_as), key=_block)
+    # Those with a balance loss last, so that it is computed for a slice.
+    distinct = sorted(dict.fromkeys(trained_as), key=lambda run: run.balance_weight > 0)
     batch = _Batch(distinct, recipe)
-    kept: dict[int, Tensor] = {0: batch.theta.detach().clone()} if 0 in snapshots else {}
+    kept: dict[int, Tensor] = {0: batch.theta.clone()} if 0 in snapshots else {}
     last, total = torch.zeros(2, len(distinct)), torch.zeros(2, len(distinct))
     for step, noise in enumerate(_noise(batch.seeds, recipe, batch.method.strategy), start=1):
         batch.step(noise)
         if step in snapshots:
-            kept[step] = batch.theta.detach().clone()
+            kept[step] = batch.theta.clone()
         if step > recipe.steps - _AVERAGED:
             last = torch.stack(batch.errors())
             total += last
@@ -125,17 +127,11 @@ def train(
     back = torch.tensor([place[run] for run in trained_as])
     return Trained(
         runs=tuple(runs),
-        parameters=batch.theta.detach()[back],
+        parameters=batch.theta[back],
         mse=mse[:, back],
         mse_expected=mse_expected[:, back],
         snapshots={step: theta[back] for step, theta in kept.items()},
     )
-
-
-def _block(run: Run) -> int:
-    if run.loss == "reinforce":
-        return 0 if run.balance_weight == 0 else 1
-    return 2 if run.balance_weight > 0 else 3
 
 
 def _noise(seeds: Sequence[int], recipe: Paper, strategy: WeightedSampler) -> Iterator[Noise]:
@@ -160,17 +156,18 @@ def _noise(seeds: Sequence[int], recipe: Paper, strategy: WeightedSampler) -> It
             )
 
 
-def _of_rows(noise: Noise, seed: Tensor) -> Noise:
+def _of_runs(noise: Noise, seed: Tensor) -> Noise:
     """Hands every run the noise of its seed."""
-    priority, coin, pick = (None if x is None else x[seed] for x in (noise.priority, noise.coin, noise.pick))
-    return Noise(noise.gumbel.mT[seed].mT, priority, coin=coin, pick=pick)
+    parts = (noise.priority, noise.coin, noise.pick)
+    priority, coin, pick = (None if x is None else x.index_select(0, seed) for x in parts)
+    return Noise(noise.gumbel.mT.index_select(0, seed).mT, priority, coin=coin, pick=pick)
 
 
 class _Batch:
-    """The state of the runs between two steps, sorted into blocks."""
+    """The state of the runs between two steps."""
 
     def __init__(self, runs: Sequence[Run], recipe: Paper) -> None:
-        self.recipe = recipe
+        self.recipe, self.loss = recipe, runs[0].loss
         self.method = METHOD_TABLE[runs[0].method]
         self.capacity = self.method.capacity(recipe.num_points)
         self.sinkhorn_first = runs[0].variant == "sinkhorn"
@@ -179,37 +176,40 @@ class _Batch:
         self.row_seed = torch.tensor([self.seeds.index(run.seed) for run in runs])
         self.temperature = torch.tensor([run.temperature for run in runs])
         self.balance_weight = torch.tensor([run.balance_weight for run in runs])
-        self.gated = torch.tensor([run.loss == "gating" for run in runs])
-        blocks = [_block(run) for run in runs]
-        self.reinforced = slice(0, blocks.count(0) + blocks.count(1))
-        self.gating = slice(self.reinforced.stop, len(runs))
-        self.balanced = slice(blocks.count(0), len(runs) - blocks.count(3))
-        # The data of every seed [s, n], or of all [1, n].
-        chosen = self.seeds if recipe.dataset == "per-seed" else [0]
-        x, y = draw_datasets(chosen, recipe.num_points, recipe.noise_sd)
-        self.x, self.y = (v[self.row_seed] if len(v) > 1 else v for v in (x, y))
-        self.features = features(self.x)
+        self.balanced = slice(sum(run.balance_weight == 0 for run in runs), None)
+        self.x, labels = draw_datasets(recipe.data_seeds(self.seeds), recipe.num_points, recipe.noise_sd)
+        self.label = labels[self.row_seed]
         starts = torch.stack([draw_parameters(seed, recipe.initialisation) for seed in self.seeds])
-        self.theta = starts[self.row_seed].requires_grad_()
+        self.theta = starts[self.row_seed]
         self.adam = _Adam(self.theta, torch.tensor([run.learning_rate for run in runs]))
         self.diverged = torch.zeros(len(runs), dtype=torch.bool)
-        decay = 0.0 if recipe.baseline_decay is None else recipe.baseline_decay
-        self.baseline = EMABaseline(decay, shape=[self.reinforced.stop], corrected=False)
-        self.critic = RegressionCritic(2, 5, shape=[self.reinforced.stop]) if self.method.critic else None
+        self.averaged = torch.tensor([run.baseline == "ema" for run in runs])
+        self.average = torch.zeros(len(runs))  # the paper's: starts at 0, and nothing corrects for that
+        self.critic = RegressionCritic(2, 5, shape=[len(runs)]) if self.method.critic else None
 
     def step(self, noise: Noise) -> None:
         """One step of Adam on the estimate of the gradient, for every run."""
-        a, first, second = lines(self.theta, self.features)
-        log_p = router(a)
-        with torch.no_grad():
-            s, weight = self._draw(log_p.detach(), _of_rows(noise, self.row_seed))
-        prediction = torch.lerp(first, second, s.z.to(first.dtype))  # z is 0 or 1
-        self._loss(log_p, prediction, s, weight).sum().backward()
-        grad, self.theta.grad = self.theta.grad, None
-        assert grad is not None
+        grad = self.gradient(_of_runs(noise, self.row_seed))
         # A run whose weights overflow has no gradient any more. It stops there; the others go on.
         self.diverged |= ~grad.isfinite().all(-1)
         self.adam.step(grad.masked_fill(self.diverged[:, None], 0.0), ~self.diverged)
+
+    def gradient(self, noise: Noise) -> Float[Tensor, "r 6"]:
+        """Estimates the gradient with the noise of each run: the library's estimate, pulled back through the model."""
+        (r, _), n = self.theta.shape, self.x.shape[1]
+        rows_last, p, prediction = torch.empty(r, 2, n), torch.empty(r, n), torch.empty(r, n)
+        theta, x, dataset = (v.numpy() for v in (self.theta, self.x, self.row_seed))
+        route(theta, x, dataset, rows_last.numpy(), p.numpy())
+        log_p = rows_last.requires_grad_().mT
+        with torch.no_grad():
+            s, weight = self._draw(log_p.detach(), noise)
+        predict(theta, x, dataset, s.z.numpy(), prediction.numpy())
+        loss = self._loss(log_p, prediction.requires_grad_(), s, weight).sum()
+        by_log_p, by_prediction = torch.autograd.grad(loss, (rows_last, prediction))
+        grad = torch.empty_like(self.theta)
+        given = (by_log_p.contiguous().numpy(), by_prediction.contiguous().numpy())
+        pull_back(x, dataset, s.z.numpy(), p.numpy(), *given, grad.numpy())
+        return grad
 
     def _draw(self, log_p: Tensor, noise: Noise) -> tuple[Sample, Tensor]:
         first, proposal = self.sinkhorn_first, log_p
@@ -226,58 +226,38 @@ class _Batch:
         return s, weight * torch.where(self.weighted, probability_ratio(log_p, s), 1.0)
 
     def _loss(self, log_p: Tensor, prediction: Tensor, s: Sample, weight: Tensor) -> Float[Tensor, "r"]:
-        parts: list[Tensor] = []
-        if (r := self.reinforced).stop > 0:
-            mine = _take(s, r)
-            losses = (self._label(r) - prediction[r]) ** 2
-            parts.append(self._reinforce(log_p[r], mine, losses, weight[r]))
-        if (g := self.gating).stop > g.start:
-            mine = _take(s, g)
-            losses = (self._label(g) - gate(log_p[g], mine) * prediction[g]) ** 2
-            parts.append(gated_loss(log_p[g], mine, losses, weight=weight[g]))
-        loss = torch.cat(parts)
-        if (b := self.balanced).stop > b.start:
-            counted = self.recipe.balance_load == "sampled"
-            if not (counted and s.respects_capacity and s.assigns_all):  # else it is a constant
-                assigned = _take(s, b) if counted else None
-                penalty = load_balance_loss(log_p[b], assigned=assigned) * self.balance_weight[b]
-                loss = loss + torch.nn.functional.pad(penalty, (b.start, len(loss) - b.stop))
-        return loss
+        if self.loss == "reinforce":
+            loss = self._reinforce(log_p, s, (self.label - prediction) ** 2, weight)
+        else:
+            loss = gated_loss(log_p, s, (self.label - gate(log_p, s) * prediction) ** 2, weight=weight)
+        counted, b = self.recipe.balance_load == "sampled", self.balanced
+        if b.start == len(loss) or (counted and s.respects_capacity and s.assigns_all):  # none, or a constant
+            return loss
+        penalty = self.balance_weight[b] * load_balance_loss(log_p[b], assigned=_take(s, b) if counted else None)
+        return loss + torch.nn.functional.pad(penalty, (b.start, 0))
 
     def _reinforce(self, log_p: Tensor, s: Sample, losses: Tensor, weight: Tensor) -> Float[Tensor, "r"]:
         """The estimate, with what past steps say of the losses; then they take this one in."""
         if self.critic is not None:
-            x, y = (v.expand(losses.shape) for v in (self.x, self.y))
+            x, y = self.x[self.row_seed], self.label
             inputs = torch.stack([x, y, x * x, x * y, y * y], -2).mT
             loss = reinforce(log_p, s, losses, critic=self.critic(inputs), weight=weight)
             self.critic.update(inputs, s, losses.detach())
             return loss
-        baseline = 0.0 if self.recipe.baseline_decay is None else self.baseline.value
-        loss = reinforce(log_p, s, losses, baseline=baseline, weight=weight)
-        self.baseline.update(losses.detach(), s)
+        loss = reinforce(log_p, s, losses, baseline=self.average * self.averaged, weight=weight)
+        self.average = ema_update(self.average, losses.detach(), s, self.recipe.baseline_decay)
         return loss
-
-    def _label(self, rows: slice) -> Tensor:
-        return self.y if len(self.y) == 1 else self.y[rows]
 
     def errors(self) -> tuple[Tensor, Tensor]:
         """The errors of every run as it stands; infinite where it diverged."""
-        first, second = errors(self.theta.detach(), self.x, self.y, self.gated)
+        gated = torch.full_like(self.diverged, self.loss == "gating")
+        first, second = errors(self.theta, self.x[self.row_seed], self.label, gated)
         return first.masked_fill(self.diverged, torch.inf), second.masked_fill(self.diverged, torch.inf)
 
 
 def _take(s: Sample, rows: slice) -> Sample:
-    """Returns the samples of some runs, as views."""
-    return Sample(
-        z=s.z[rows],
-        log_q=s.log_q[rows],
-        kept=s.kept[rows],
-        keep_weight=s.keep_weight[rows],
-        mask=None,
-        capacity=None if s.capacity is None else s.capacity[rows],
-        deterministic=s.deterministic,
-        assigns_all=s.assigns_all,
-    )
+    """Returns the samples of some runs, as views: what a balance loss counts."""
+    return replace(s, z=s.z[rows], log_q=s.log_q[rows], kept=s.kept[rows], keep_weight=s.keep_weight[rows])
 
 
 class _Adam:

@@ -18,9 +18,9 @@ def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--choose", "dataset"], "choose must be one of dataset=shared|per-seed, "),
+        (["--choose", "dataset"], "choose must be one of dataset=per-seed|shared, "),
         (["--choose", "data=shared"], "got 'data=shared'"),
-        (["--choose", "dataset=mine"], "dataset must be one of 'shared', 'per-seed', got 'mine'"),
+        (["--choose", "dataset=mine"], "dataset must be one of 'per-seed', 'shared', got 'mine'"),
         (["--seeds", "0"], "seeds must be an integer >= 1, got 0: give a whole number"),
         (["--steps", "0"], "steps must be"),
         (["--workers", "0"], "workers must be at least 1, got 0"),

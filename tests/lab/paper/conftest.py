@@ -18,6 +18,8 @@ from equipoise_lab.paper._recipe import (
 )
 from equipoise_lab.paper._results import LOSSES, VARIANTS, Result
 
+SEEDS = 20
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -27,6 +29,7 @@ class Setting:
     temperature: float
     weight: float
     rate: float
+    baseline: str = "ema"
 
     @property
     def main(self) -> bool:
@@ -73,6 +76,7 @@ def _settings() -> list[Setting]:
             found |= dict.fromkeys(Setting(x, "plain", method, t, w, 0.1) for x in LOSSES for w in BALANCE_WEIGHTS)
         for t in (1.0, 10.0):
             found |= dict.fromkeys(Setting("reinforce", "plain", method, t, 0.0, rate) for rate in LEARNING_RATES)
+        found |= dict.fromkeys(Setting("reinforce", "plain", method, t, 0.0, 0.1, "none") for t in TEMPERATURES)
     return list(found)
 
 
@@ -88,11 +92,12 @@ def _runs(s: Setting, solved: int) -> list[Result]:
             seed=seed,
             balance_weight=s.weight,
             learning_rate=s.rate,
-            mse=0.0095 + 1e-4 * seed if seed < solved else 0.06 + 0.01 * seed,
+            baseline="none" if s.loss == "gating" else s.baseline,  # pyright: ignore[reportArgumentType]
+            mse=0.0095 + 5e-5 * seed if seed < solved else 0.06 + 0.01 * seed,
             mse_expected=0.011 if seed < solved else 0.08,
             solved=seed < solved,
         )
-        for seed in range(10)
+        for seed in range(SEEDS)
     ]
 
 
@@ -106,7 +111,7 @@ def make_results() -> Callable[..., list[Result]]:
             if drop(s):
                 continue
             fraction = change(s)
-            solved = round(10 * (_fraction(s) if fraction is None else fraction))
+            solved = round(SEEDS * (_fraction(s) if fraction is None else fraction))
             results += _runs(s, solved)
         return results
 
@@ -134,20 +139,28 @@ def _studies() -> dict[str, Any]:
         }
         for method, temperature, weight, variance, ess in _TRACES
     ]
-    sizes = [
+    rows = [
         {
             "n": n,
             "k": 2,
+            "sd": sd,
             "sinkhorn_vs_gumbel_matching": 0.05 if n < 4 else 0.01,
             "sinkhorn_vs_gibbs": 0.012,
             "unbalanced_vs_gumbel_matching": 0.1,
             "unbalanced_vs_gibbs": 0.1,
         }
         for n in (2, 4, 8)
+        for sd in (1.0, 2.0)
     ]
     noise = [
-        {"kind": kind, "scale": scale, "method": "gm-iw", "importance": weights, "solved": solved, "seeds": 10}
-        for kind, top in (("gumbel", 9), ("gaussian", 10), ("jitter", 8))
+        {
+            "kind": kind,
+            "scale": scale,
+            "method": "gm-iw",
+            "importance": weights,
+            "mse": [0.01] * solved + [None] * (20 - solved),
+        }
+        for kind, top in (("gumbel", 18), ("gaussian", 18), ("jitter", 14))
         for weights in (True, False)
         for scale, solved in ((0.1, 1), (0.3, top if weights else 1))
     ]
@@ -159,7 +172,7 @@ def _studies() -> dict[str, Any]:
     ]
     return {
         "traces": {"common": common},
-        "marginals": {"sizes": sizes},
+        "marginals": {"rows": rows},
         "maximum_entropy": {
             "problems": [{"n": 6, "k": 2, "r_squared": r, "tau": 1.2, "total_variation": 0.01} for r in (0.97, 0.999)]
         },

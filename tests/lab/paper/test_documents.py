@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from equipoise_lab.paper._claims import judge, write_claims
+from equipoise_lab.paper._solved import panel_tables
 from fill_documents import (
     DOCUMENTS,
     fill_verdicts,
+    panel_counts,
     read_stored,
     solved_table,
     update_documents,
     verdict_table,
 )
+from store_reproduction import store
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = "Intro.\n\n<!-- begin verdicts -->\nold | table\n<!-- end verdicts -->\n\nThe end.\n"
@@ -35,7 +39,7 @@ def test_the_documentation_has_a_place_for_the_verdicts() -> None:
 
 def test_every_row_of_the_table_has_the_same_cells(make_results: Any, studies: dict[str, Any]) -> None:
     claims = judge(make_results(), studies)
-    for measured, cells in ((False, 3), (True, 4)):
+    for measured, cells in ((False, 4), (True, 5)):
         lines = verdict_table(claims, measured=measured).splitlines()
         assert len(lines) == 18
         assert {line.replace(r"\|", "").count("|") for line in lines} == {cells + 1}
@@ -51,8 +55,10 @@ def test_a_bar_does_not_end_a_cell() -> None:
 def test_only_what_is_between_the_marks_changes() -> None:
     claims = judge([], {})
     filled = fill_verdicts(DOCUMENT, claims)
-    assert filled.startswith("Intro.\n\n<!-- begin verdicts -->\n| | the paper's claim | verdict |\n")
-    assert filled.endswith("| not judged |\n<!-- end verdicts -->\n\nThe end.\n")
+    assert filled.startswith(
+        "Intro.\n\n<!-- begin verdicts -->\n| | the paper's claim | verdict | without a baseline |\n"
+    )
+    assert filled.endswith("| not judged | |\n<!-- end verdicts -->\n\nThe end.\n")
     assert "old" not in filled
     assert fill_verdicts(filled, claims) == filled
     assert fill_verdicts("no marks", claims) == "no marks"
@@ -67,9 +73,36 @@ def test_documents_are_updated_from_the_latest_file(tmp_path: Path, make_results
     write_claims(tmp_path / "benchmarks/2026-01-02-claims.json", judge([], {}))
     write_claims(tmp_path / "benchmarks/2026-11-02-claims.json", judge(make_results(), studies))
     assert update_documents(tmp_path) == [tmp_path / "README.md", tmp_path / "docs/reproduction.md"]
-    assert (tmp_path / "README.md").read_text().count("| reproduced |") == 16
-    assert "(a) 100% of runs solved" in (tmp_path / "docs/reproduction.md").read_text()
+    assert (tmp_path / "README.md").read_text().count(" holds ") == 19  # three of them twice
+    assert "With the moving average: (a) 100% of runs solved" in (tmp_path / "docs/reproduction.md").read_text()
     assert update_documents(tmp_path) == []
+
+
+def test_what_the_command_found_is_stored_under_a_date(
+    tmp_path: Path, make_results: Any, studies: dict[str, Any]
+) -> None:
+    for folder in ("docs", "benchmarks", "found/figures"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("README.md", "docs/reproduction.md", "docs/estimators.md"):
+        (tmp_path / name).write_text(DOCUMENT + "![](benchmarks/2026-01-02-reproduce.png)\n")
+    write_claims(tmp_path / "found/claims.json", judge(make_results(), studies))
+    for name in ("main", "minority"):
+        (tmp_path / f"found/figures/{name}.png").write_bytes(name.encode())
+    written = store(tmp_path / "found", "2026-11-02", tmp_path)
+    assert (tmp_path / "benchmarks/2026-11-02-reproduce.png").read_bytes() == b"main"
+    assert tmp_path / "benchmarks/2026-11-02-claims.json" in written
+    text = (tmp_path / "README.md").read_text()
+    assert "![](benchmarks/2026-11-02-reproduce.png)" in text
+    assert "| 1 | With REINFORCE" in text
+
+
+def test_seeds_solved_with_and_without_the_baseline(make_results: Any, tmp_path: Path) -> None:
+    results = make_results(lambda s: 0.25 if s.baseline == "none" else None)
+    write_claims(tmp_path / "claims.json", judge(results, {}), panel_tables(results))
+    lines = panel_counts(json.loads((tmp_path / "claims.json").read_text())).splitlines()
+    assert len(lines) == 2 + 2 * 6
+    assert lines[2] == f"| Sample | yes |{' 2 |' * 5}{' 20 |' * 7}"
+    assert lines[3] == f"| | no |{' 5 |' * 12}"
 
 
 def test_tables_beyond_the_paper() -> None:

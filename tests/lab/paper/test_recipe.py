@@ -8,10 +8,15 @@ import pytest
 from equipoise_lab.paper import Paper, quick_recipe, total_steps
 
 
-def test_the_six_panels_have_4320_runs() -> None:
+def test_the_panels_have_40_seeds_with_reinforce_and_20_with_gating() -> None:
     runs = Paper(sweeps=()).runs()
-    assert len(runs) == len(set(runs)) == 4320
-    assert set(Counter((run.loss, run.variant) for run in runs).values()) == {720}
+    assert len(runs) == len(set(runs)) == 6 * 12 * (4 * 40 + 3 * 20)
+    counts = Counter((run.loss, run.variant, run.baseline) for run in runs)
+    reinforce = [("plain", "ema"), ("plain", "none"), ("sinkhorn", "ema"), ("no-iw", "ema")]
+    assert counts == {("reinforce", *panel): 2880 for panel in reinforce} | {
+        ("gating", variant, "none"): 1440 for variant in ("plain", "sinkhorn", "no-iw")
+    }
+    assert {run.seed for run in runs} == set(range(1000, 1040))
     assert {run.balance_weight for run in runs if run.loss == "reinforce"} == {0.0}
     assert {run.balance_weight for run in runs if run.loss == "gating"} == {0.01}
 
@@ -20,20 +25,19 @@ def test_the_sweeps_add_to_the_panels_and_repeat_nothing() -> None:
     runs = Paper().runs()
     assert len(runs) == len(set(runs))
     weights = Counter((run.loss, run.balance_weight) for run in runs if run.balance_weight not in (0.0, 0.01))
-    # Six methods, four temperatures, ten seeds for each weight that the panels do not have.
-    assert weights == {(loss, w): 240 for loss in ("reinforce", "gating") for w in (0.003, 0.03, 0.1)}
+    # Six methods, four temperatures, twenty seeds for each weight that the panels do not have.
+    assert weights == {(loss, w): 480 for loss in ("reinforce", "gating") for w in (0.003, 0.03, 0.1)}
     rates = Counter(run.learning_rate for run in runs)
-    assert {rate: rates[rate] for rate in (0.001, 0.01, 1.0)} == {0.001: 120, 0.01: 120, 1.0: 120}
+    assert {rate: rates[rate] for rate in (0.001, 0.01, 1.0)} == {0.001: 240, 0.01: 240, 1.0: 240}
 
 
 def test_units_hold_what_samples_alike() -> None:
     units = Paper().units()
-    assert len(units) == 9
+    assert len(units) == 18
     assert all({run.unit for run in runs} == {name} for name, runs in units.items())
-    assert total_steps(Paper()) == 9 * 10_000
-    # Dataset and two initialisations: all units. No baseline, and the load: one loss of each. The order: the
-    # three that Sinkhorn changes.
-    assert total_steps(Paper(), sensitivity=True) == (9 + 3 * 9 + 9 + 9 + 3) * 10_000
+    assert total_steps(Paper()) == 18 * 10_000
+    # Dataset and two initialisations: all units. The load: gating. The order: the three that Sinkhorn changes, twice.
+    assert total_steps(Paper(), sensitivity=True) == (18 + 3 * 18 + 9 + 6) * 10_000
 
 
 def test_the_quick_recipe_is_a_part_of_the_whole() -> None:
@@ -47,7 +51,9 @@ def test_the_quick_recipe_is_a_part_of_the_whole() -> None:
         ({"losses": ("rl",)}, r"losses must be one of 'reinforce', 'gating', got 'rl'"),
         ({"variants": ("iw",)}, r"variants must be one of 'plain', 'sinkhorn', 'no-iw', got 'iw'"),
         ({"sweeps": ("rate",)}, r"sweeps must be one of 'gating-balance', .*, got 'rate'"),
-        ({"dataset": "own"}, r"dataset must be one of 'shared', 'per-seed', got 'own'"),
+        ({"dataset": "own"}, r"dataset must be one of 'per-seed', 'shared', got 'own'"),
+        ({"baselines": ("mean",)}, r"baselines must be one of 'ema', 'none', got 'mean'"),
+        ({"panel_seeds": 0}, r"panel_seeds must be .*, got 0"),
         ({"seeds": 0}, r"seeds must be .*, got 0"),
         ({"steps": -1}, r"steps must be .*, got -1"),
         ({"temperatures": (0.0,)}, r"temperatures must be finite and > 0, got 0.0"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from equipoise_lab.paper._claims import judge
+from equipoise_lab.paper._claims import judge, summarise
 from equipoise_lab.paper._report import find_pictures, write_report
 
 
@@ -85,6 +85,9 @@ def test_the_page_holds_everything_and_needs_nothing(
         assert claim.title in page.text
         assert all(part.measured in page.text and part.rule in page.text for part in claim.parts)
     assert page.text.count("REINFORCE, Sinkhorn first") == 1
+    assert page.text.count("Without a baseline") == 3
+    assert summarise(judge(results, studies)) in page.text
+    assert re.search(r"about \d+ seeds would decide it", page.text)
     assert "Sensitivity" not in page.text
     assert "quick" not in page.text
 
@@ -114,13 +117,13 @@ def test_a_page_without_results_says_so(tmp_path: Path) -> None:
 
 
 def test_the_sensitivity_table_is_shown_when_there_is_one(tmp_path: Path) -> None:
-    verdicts = {"1": "partly", "2": "not judged"}
-    same = {"field": None, "value": None, "default": None, "verdicts": {"1": "reproduced", "2": "not judged"}}
-    other = {"field": "dataset", "value": "per-seed", "default": "shared", "verdicts": verdicts}
+    verdicts = {"1": "undecided", "2": "not judged"}
+    same = {"field": None, "value": None, "default": None, "verdicts": {"1": "holds", "2": "not judged"}}
+    other = {"field": "dataset", "value": "shared", "default": "per-seed", "verdicts": verdicts, "minority": 0.31}
     page = write(tmp_path, [], {"sensitivity": {"rows": [same | {"solved": 0.5}, other | {"solved": 0.437}]}})
     table = page.text[page.text.index("Sensitivity to what the paper leaves open") :]
     assert "as above" in table
-    assert "dataset: per-seed" in table
-    assert "(default shared)" in table
+    assert "dataset: shared" in table
+    assert "(default per-seed; 31% of its points have x ≥ 0.5)" in table
     assert "44%" in table
-    assert len(re.findall(r"\bpartly\b", table)) == 1
+    assert len(re.findall(r"\bopen\b", table)) == 2  # once in the heading

@@ -11,7 +11,7 @@ from equipoise_lab.paper._beyond import beyond_recipe
 from equipoise_lab.paper._reproduce import begin_anew_if_complete, run_studies
 from equipoise_lab.paper._runner import run_units
 
-TINY = Paper(methods=("sample", "gm-iw"), temperatures=(1.0, 10.0), seeds=1, steps=4, sweeps=())
+TINY = Paper(methods=("sample", "gm-iw"), temperatures=(1.0, 10.0), seeds=1, panel_seeds=1, steps=4, sweeps=())
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ import pytest
 
 from equipoise.estimators import PAPER_STRATEGIES
 from equipoise_lab._style import new_figure
+from equipoise_lab.paper._minority_figure import solved_by_share
 from equipoise_lab.paper._result_figures import _draw_panel, _drawn, draw_result_figures
-from equipoise_lab.paper._solved_figures import panel_tables, sweep_tables
+from equipoise_lab.paper._solved import panel_tables, sweep_tables
+from equipoise_lab.paper._task import draw_data
 
 MODEL = {
     "x": [-0.5, 0.0, 0.9],
@@ -41,15 +43,16 @@ def _vectors_only(monkeypatch: pytest.MonkeyPatch) -> None:
         figure.savefig(folder / f"{name}.svg")
         return [folder / f"{name}.svg"]
 
-    for module in ("_result_figures", "_solved_figures"):
+    for module in ("_result_figures", "_solved_figures", "_minority_figure"):
         monkeypatch.setattr(f"equipoise_lab.paper.{module}.save", save)
 
 
 @pytest.mark.usefixtures("_vectors_only")
 def test_figures_name_the_strategies_and_say_that_a_run_was_quick(make_results: Any, tmp_path: Path) -> None:
     results = [r for r in few(make_results(drop=lambda s: not s.main or s.variant == "no-iw")) if r.temperature == 1.0]
-    paths = draw_result_figures(tmp_path, results, {"quick": True, "steps": 500}, model=MODEL)
-    assert [path.stem for path in paths] == ["main", "appendix", "solved"]
+    recipe = {"quick": True, "steps": 500, "dataset": "per-seed", "num_points": 100, "noise_sd": 0.1}
+    paths = draw_result_figures(tmp_path, results, recipe, model=MODEL)
+    assert [path.stem for path in paths] == ["main", "appendix", "solved", "minority"]
     for path in paths:
         text = words(path)
         assert "quick run (500 steps): not the experiment in full" in text
@@ -57,6 +60,9 @@ def test_figures_name_the_strategies_and_say_that_a_run_was_quick(make_results: 
     main = words(paths[0])
     assert "Data and learned model" in main
     assert "MSE 0.0098" in main
+    assert "REINFORCE, moving average" in main
+    assert "REINFORCE, no baseline" in main
+    assert {"moving average", "no baseline"} <= set(words(paths[3]).splitlines())
     assert words(paths[1]).count("Gumbel-Matching IW") == 1, "one legend for all panels"
 
 
@@ -98,13 +104,25 @@ def test_the_line_goes_through_the_medians(make_results: Any) -> None:
 def test_tables_count_what_is_solved(make_results: Any) -> None:
     results = make_results(lambda s: 0.7 if s.method == "gm" else None, drop=lambda s: s.method == "skip" and s.main)
     tables = panel_tables(results)
-    titles = ["REINFORCE", "REINFORCE, Sinkhorn first", "REINFORCE, no importance weights"]
-    assert [table.title for table in tables[:3]] == titles
-    assert len(tables) == 6
+    titles = ["REINFORCE", "REINFORCE, no baseline", "REINFORCE, Sinkhorn first", "REINFORCE, no importance weights"]
+    assert [table.title for table in tables[:4]] == titles
+    assert len(tables) == 7
     plain = dict(zip(PAPER_STRATEGIES, tables[0].rows, strict=True))
-    assert plain["gm"] == ((7, 10),) * 12
-    assert plain["sample"] == ((1, 10),) * 5 + ((10, 10),) * 7
+    assert plain["gm"] == ((14, 20),) * 12
+    assert plain["sample"] == ((2, 20),) * 5 + ((20, 20),) * 7
     assert plain["skip"] == (None,) * 12
+
+
+def test_the_share_of_the_minority_is_that_of_each_seed_s_data(make_results: Any) -> None:
+    points = solved_by_share(make_results(), 100, 0.1)
+    assert set(points) == {(baseline, method) for baseline in ("ema", "none") for method in PAPER_STRATEGIES}
+    pairs = points["none", "skip"]
+    assert len(pairs) == 20
+    assert [share for share, _ in pairs] == sorted(
+        float((draw_data(seed, 100, 0.1)[0] >= 0.5).sum()) / 100 for seed in range(20)
+    )
+    # In the made-up world the first ten seeds are solved at every temperature from 1 on, the others at none.
+    assert [solved for _, solved in pairs].count(1.0) == 10
 
 
 def test_sweeps_hold_the_runs_of_the_panels_too(make_results: Any) -> None:
@@ -112,4 +130,4 @@ def test_sweeps_hold_the_runs_of_the_panels_too(make_results: Any) -> None:
     assert [table.varies for table in tables] == ["weight of the balance loss"] * 8 + ["learning rate"] * 2
     assert tables[0].columns == (0.0, 0.003, 0.01, 0.03, 0.1)
     assert tables[-1].columns == (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-    assert all(cell == (0, 10) for table in tables[:8] for cell in [row[-1] for row in table.rows])
+    assert all(cell == (0, 20) for table in tables[:8] for cell in [row[-1] for row in table.rows])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise_lab.paper._results import (
+    BASELINES,
     COLUMNS,
     LOSSES,
     VARIANTS,
@@ -29,6 +30,7 @@ RUN = Result(
     seed=7,
     balance_weight=0.0,
     learning_rate=0.1,
+    baseline="ema",
     mse=0.0123456789012345678,
     mse_expected=math.inf,
     solved=True,
@@ -38,8 +40,10 @@ RUN = Result(
 def test_the_columns_are_those_that_are_promised(tmp_path: Path) -> None:
     write_results(tmp_path / "results.csv", [RUN])
     header, row = (tmp_path / "results.csv").read_text().splitlines()
-    assert header == "loss,variant,method,temperature,seed,balance_weight,learning_rate,mse,mse_expected,solved"
-    assert row == "reinforce,no-iw,gm-sh,0.3,7,0.0,0.1,0.012345678901234568,inf,true"
+    assert (
+        header == "loss,variant,method,temperature,seed,balance_weight,learning_rate,baseline,mse,mse_expected,solved"
+    )
+    assert row == "reinforce,no-iw,gm-sh,0.3,7,0.0,0.1,ema,0.012345678901234568,inf,true"
 
 
 runs = st.builds(
@@ -51,6 +55,7 @@ runs = st.builds(
     seed=st.integers(min_value=0),
     balance_weight=st.floats(allow_nan=False),
     learning_rate=st.floats(allow_nan=False),
+    baseline=st.sampled_from(BASELINES),
     mse=st.floats(),
     mse_expected=st.floats(),
     solved=st.booleans(),
@@ -97,7 +102,9 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
         read_results(path)
 
 
-@pytest.mark.parametrize(("column", "value"), [(0, "other"), (1, "other"), (3, "warm"), (4, "1.5"), (9, "maybe")])
+@pytest.mark.parametrize(
+    ("column", "value"), [(0, "other"), (1, "other"), (3, "warm"), (4, "1.5"), (7, "other"), (10, "maybe")]
+)
 def test_a_line_that_is_no_run_is_refused(column: int, value: str, tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     write_results(path, [RUN, RUN])
@@ -133,7 +140,7 @@ def test_select_refuses_a_column_that_there_is_not() -> None:
 def test_the_panels_leave_the_sweeps_out(make_results: Any) -> None:
     results = make_results()
     main = select_main(results)
-    assert len(main) == 2 * 3 * 6 * 12 * 10
+    assert len(main) == 2 * 3 * 6 * 12 * 20
     assert {(r.loss, r.balance_weight, r.learning_rate) for r in main} == {
         ("reinforce", 0.0, 0.1),
         ("gating", 0.01, 0.1),

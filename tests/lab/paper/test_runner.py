@@ -12,7 +12,15 @@ from equipoise_lab.paper._runner import load_unit, run_units
 from equipoise_lab.paper._sensitivity import _panels, alternatives, run_sensitivity
 
 TINY = Paper(
-    methods=("sample", "gm"), variants=("plain", "sinkhorn"), temperatures=(1.0, 10.0), seeds=2, steps=6, sweeps=()
+    methods=("sample", "gm"),
+    losses=("reinforce",),
+    variants=("plain", "sinkhorn"),
+    temperatures=(1.0, 10.0),
+    seeds=2,
+    panel_seeds=2,
+    baselines=("ema",),
+    steps=6,
+    sweeps=(),
 )
 
 
@@ -40,8 +48,8 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(_runner, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_units(TINY, tmp_path, workers=0)
-    # Two units of eight runs are safe.
-    assert len(read_results(tmp_path / "results.csv")) == 16
+    # Two units of four runs are safe.
+    assert len(read_results(tmp_path / "results.csv")) == 8
     monkeypatch.setattr(
         _runner, "train", lambda runs, recipe, **how: trained.append("more") or train(runs, recipe, **how)
     )
@@ -52,20 +60,22 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_what_another_recipe_left_is_not_used(tmp_path: Path) -> None:
     run_units(TINY, tmp_path, workers=0)
-    assert load_unit(tmp_path, "direct-gm", TINY) is not None
-    assert load_unit(tmp_path, "direct-gm", replace(TINY, noise_sd=0.2)) is None
-    assert load_unit(tmp_path, "direct-gm", replace(TINY, seeds=1)) is None
+    assert load_unit(tmp_path, "direct-gm-reinforce", TINY) is not None
+    assert load_unit(tmp_path, "direct-gm-reinforce", replace(TINY, noise_sd=0.2)) is None
+    assert load_unit(tmp_path, "direct-gm-reinforce", replace(TINY, panel_seeds=1)) is None
     # How errors are read does not change the models.
-    assert load_unit(tmp_path, "direct-gm", replace(TINY, measure="expected")) is not None
+    assert load_unit(tmp_path, "direct-gm-reinforce", replace(TINY, measure="expected")) is not None
 
 
 def test_sensitivity_has_a_row_for_every_alternative(tmp_path: Path) -> None:
-    recipe = replace(TINY, methods=("sample",), steps=3, seeds=1)
+    recipe = replace(TINY, methods=("sample",), losses=("reinforce", "gating"), steps=3, seeds=1, panel_seeds=1)
     results = run_units(recipe, tmp_path, workers=0)
     found = run_sensitivity(recipe, results, {}, tmp_path, workers=0, advance=lambda _: None)
     changed = [(row["field"], row["value"]) for row in found["rows"]]
     assert changed == [(None, None), *((f, str(v)) for f, v in alternatives(recipe))]
     assert json.loads((tmp_path / "sensitivity" / "sensitivity.json").read_text()) == found
+    assert [row["minority"] for row in found["rows"]][:3] == [None, pytest.approx(0.31), None]
+    assert all(set(row["without"]) == {"1", "2", "3"} for row in found["rows"])
     assert all(set(row["verdicts"]) == {"1", "2", "3", "5", "6", "7", "8", "9"} for row in found["rows"])
 
 
@@ -82,9 +92,9 @@ def test_another_measure_needs_no_training(tmp_path: Path, monkeypatch: pytest.M
 
 def test_sensitivity_trains_the_sweep_that_a_claim_about_the_panels_needs() -> None:
     """Without it, claim 6 (what gating needs) could be judged under no reading of the paper but the default."""
-    recipe = Paper(seeds=1, steps=2)
+    recipe = Paper(seeds=1, panel_seeds=1, steps=2)
     trained = sum(len(runs) for runs in _panels(recipe).units().values())
     weights = {run.balance_weight for run in _panels(recipe).runs() if run.loss == "gating"}
-    assert trained == 432 + 6 * 4 * 4  # six methods, four more weights, four temperatures
+    assert trained == 7 * 72 + 6 * 4 * 4  # six methods, four more weights, four temperatures
     assert weights == {0.0, 0.003, 0.01, 0.03, 0.1}
     assert {run.balance_weight for run in _panels(recipe).runs() if run.loss == "reinforce"} == {0.0}

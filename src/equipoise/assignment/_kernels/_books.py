@@ -11,6 +11,9 @@ import numpy as np
 from equipoise._core._jit import jit, jit_vector
 from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores
 
+# A gap of this much of the value, or of the largest score assigned, is rounding. Stricter than promised by four orders.
+ENOUGH = 1e-13
+
 
 @jit
 def rest_prices(prices: Floats, counts: Counts, capacity: Counts) -> None:
@@ -160,6 +163,33 @@ def close_prices(scores: Scores, z: Ints, capacity: Counts, prices: Floats) -> N
                         worst = min(worst, np.float64(scores[i, z[i, t]]) - prices[z[i, t]])
                     price = max(price, np.float64(scores[i, j]) - worst)
             prices[j] = price
+
+
+@jit
+def prove(
+    scores: Scores,
+    rows: Ints,
+    need: Ints,
+    first: Counts,
+    cols: Ints,
+    held: Flags,
+    capacity: Counts,
+    prices: Floats,
+    z: Ints,
+) -> tuple[float, float, bool]:
+    """Completes z by what contested rows hold and brings prices to rest.
+
+    Returns:
+        The value; what the contested rows miss at these prices, of all experts; and whether that is rounding.
+    """
+    counts = np.empty(prices.shape[0], np.int64)
+    take_held(rows, need, first, cols, held, z)
+    count_rows(z, counts)
+    rest_prices(prices, counts, capacity)
+    value, largest = total_value(scores, z, prices)
+    close_prices(scores, z, capacity, prices)
+    regret = missed(scores, rows, z, prices)
+    return value, regret, regret <= ENOUGH * max(abs(value), largest)
 
 
 @jit

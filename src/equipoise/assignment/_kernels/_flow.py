@@ -19,8 +19,8 @@ the four differ, and the row can make both moves at once for the sum of their co
 
 Free slots move like rows that score 0 for every expert. They are counted, not listed.
 
-Legend: k experts, m contested rows; row a of the list has the candidates `first[a]:first[a + 1]` of `cols` and `vals`
-and takes `need[a]` of them: those entries that are held.
+Legend: k experts, m contested rows; row a of the list has the candidates `first[a]:first[a + 1]` of `cols` and `vals`,
+in ascending order, and takes `need[a]` of them: those entries that are held.
 """
 
 import numpy as np
@@ -98,6 +98,18 @@ def leave_cost(
 
 
 @jit
+def find(t: int, begin: int, end: int, cols: Ints) -> int:
+    """The entry of candidate t between two entries, where candidates are in ascending order; -1 if there is none."""
+    while end - begin > 1:
+        middle = (begin + end) // 2
+        if cols[middle] <= t:
+            begin = middle
+        else:
+            end = middle
+    return begin if cols[begin] == t else -1
+
+
+@jit
 def count_movers(
     j: int,
     t: int,
@@ -116,9 +128,8 @@ def count_movers(
     count, e = 0, head[j]
     while e >= 0 and count < most:
         a = owner[e]
-        for f in range(first[a], first[a + 1]):
-            if cols[f] == t and not held[f] and np.float64(vals[e]) - vals[f] == loss:
-                count += 1
+        f = find(t, first[a], first[a + 1], cols)
+        count += f >= 0 and not held[f] and np.float64(vals[e]) - vals[f] == loss
         e = after[e]
     return min(most, count + slots[j]) if loss == 0.0 else count
 
@@ -142,11 +153,9 @@ def move(
     """Moves so many of them; rows before free slots."""
     e, before = head[j], -1
     while e >= 0 and amount > 0:
-        a, following, to = owner[e], after[e], -1
-        for f in range(first[a], first[a + 1]):
-            if cols[f] == t and not held[f] and np.float64(vals[e]) - vals[f] == loss:
-                to = f
-        if to < 0:
+        a, following = owner[e], after[e]
+        to = find(t, first[a], first[a + 1], cols)
+        if to < 0 or held[to] or np.float64(vals[e]) - vals[to] != loss:
             before = e
         else:
             amount -= 1

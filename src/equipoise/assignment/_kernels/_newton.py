@@ -44,8 +44,12 @@ def laplacian(pairs: Floats) -> None:
 
 
 @jit
-def newton_step(prices: Floats, demand: Floats, target: Floats, hessian: Floats, mu: float, step: Floats) -> float:
+def newton_step(
+    prices: Floats, demand: Floats, target: Floats, hessian: Floats, mu: float, wrong: float, step: Floats
+) -> float:
     """Writes a Newton step for the prices, limited between experts that share rows, and in all.
+
+    `wrong`: how many rows of an expert may be misplaced in the end.
 
     Returns:
         How far the step would have moved two such experts apart, in units of mu.
@@ -57,7 +61,7 @@ def newton_step(prices: Floats, demand: Floats, target: Floats, hessian: Floats,
             right[j] = demand[j] - target[j]
             # An expert that shares too few rows to mend this by a step of a few mu is held back.
             lacking = abs(right[j]) / ALONE - hessian[j, j]
-            held_back = held_back or lacking > 0.05 * target[j] + 1.0
+            held_back = held_back or lacking > wrong
             hessian[j, j] += max(ANCHOR * target[j] + 1e-9, lacking)
         else:
             hessian[j, j] = 1.0
@@ -266,7 +270,7 @@ def descend(
             break
         steps += 1
         stays += 1
-        length = newton_step(prices, demand, target, pairs, mu, step)
+        length = newton_step(prices, demand, target, pairs, mu, 2 * goal / k, step)
         slope = 0.0
         for j in range(k):
             prices[j] += step[j]

@@ -6,13 +6,10 @@
 import numpy as np
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._books import close_prices, count_rows, missed, rest_prices, take_held, total_value
+from equipoise.assignment._kernels._books import prove, take_held
 from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, all_candidates
 from equipoise.assignment._kernels._flow import exact_flow
 from equipoise.assignment._kernels._pair import solve_pair
-
-# A gap of this much of the value, or of the largest score assigned, is rounding. Stricter than promised by four orders.
-ENOUGH = 1e-13
 
 
 @jit
@@ -34,7 +31,7 @@ def solve_small(
     overfull.
     """
     n, k = scores.shape[1:]
-    top_k, counts = z.shape[2], np.empty(k, np.int64)
+    top_k = z.shape[2]
     rows, need, first = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n + 1, np.int64)
     cols, vals, held = np.empty(n * k, np.int32), np.empty(n * k, scores.dtype), np.empty(n * k, np.bool_)
     inside = np.empty(k, np.bool_)
@@ -54,12 +51,7 @@ def solve_small(
                 status[b] = n + stuck
                 take_held(rows[:m], need, first, cols, held, z[b])
                 break
-            take_held(rows[:m], need, first, cols, held, z[b])
-            count_rows(z[b], counts)
-            rest_prices(prices[b], counts, capacity[b])
-            value[b], largest = total_value(scores[b], z[b], prices[b])
-            close_prices(scores[b], z[b], capacity[b], prices[b])
-            gap[b] = missed(scores[b], rows[:m], z[b], prices[b])
-            if attempt > 0 or gap[b] <= ENOUGH * max(abs(value[b]), largest):
+            value[b], gap[b], proved = prove(scores[b], rows[:m], need, first, cols, held, capacity[b], prices[b], z[b])
+            if attempt > 0 or proved:
                 break
             prices[b] = 0.0  # a start so far off that rounding swallowed the scores: once more without it

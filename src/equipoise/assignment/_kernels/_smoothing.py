@@ -184,9 +184,8 @@ def open_with_sinkhorn(
     free: float,
     prices: Floats,
     mu: float,
-    passes: int,
 ) -> None:
-    """Sinkhorn's steps at a large mu: price_j grows by mu log(demand_j / target_j).
+    """Three of Sinkhorn's steps at a large mu: price_j grows by mu log(demand_j / target_j).
 
     Brings experts near that start with hardly a row, or with nearly all of them, where Newton's model does not hold.
     """
@@ -194,7 +193,7 @@ def open_with_sinkhorn(
     demand, pairs, own = np.empty(k), np.empty((k, k)), np.empty(k, scores.dtype)
     offers, x, weight, out = np.empty(k), np.empty(k), np.empty(k), np.empty(k, scores.dtype)
     kind = scores.dtype.type
-    for _ in range(passes):
+    for _ in range(3):
         demand[:] = 0.0
         for j in range(k):
             own[j] = prices[j]

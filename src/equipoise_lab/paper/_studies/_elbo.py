@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equipoise_lab.paper._recipe import Paper, quick_recipe
 from equipoise_lab.paper._studies._mixture import mixture_sides
-from equipoise_lab.paper._task import draw_data, draw_parameters
+from equipoise_lab.paper._task import draw_datasets, draw_parameters
 
 OBJECTIVES = ("elbo", "marginal")
 # The noise of the data, and the width at which the log-likelihood is minus the squared error, up to a constant.
@@ -34,7 +34,7 @@ def run(recipe: Paper | None = None, *, quick: bool = False, seed: int = 0) -> d
     Args:
         recipe: the task, the number of seeds and steps, the learning rate; None is the paper's.
         quick: the recipe in small, where none is given.
-        seed: of the first run; the others follow.
+        seed: kept in the record; nothing is sampled.
 
     Returns:
         `runs`, a record for each objective, `sd` and seed: `objective` ("elbo" or "marginal"), `router_entropy` at the
@@ -45,13 +45,14 @@ def run(recipe: Paper | None = None, *, quick: bool = False, seed: int = 0) -> d
     """
     recipe = (quick_recipe() if quick else Paper()) if recipe is None else recipe
     seeds = recipe.seeds
-    grid = list(itertools.product(OBJECTIVES, SDS, range(seed, seed + seeds)))
+    grid = list(itertools.product(OBJECTIVES, SDS, recipe.seed_range))
     sd = torch.tensor([width for _, width, _ in grid])
     marginal = torch.tensor([objective == "marginal" for objective, _, _ in grid])
     starts = torch.stack([draw_parameters(number, recipe.initialisation) for _, _, number in grid])
-    x, y = draw_data(0, recipe.num_points, recipe.noise_sd)
+    chosen = recipe.data_seeds([number for _, _, number in grid])
+    x, y = draw_datasets(chosen, recipe.num_points, recipe.noise_sd)
     parameters, path = train(starts, x, y, sd, marginal, steps=recipe.steps, learning_rate=recipe.learning_rate)
-    entropy = {step: mixture_sides(theta, x[None], y[None], sd).entropy for step, theta in path.items()}
+    entropy = {step: mixture_sides(theta, x, y, sd).entropy for step, theta in path.items()}
     return {
         "quick": quick,
         "seed": seed,
@@ -65,8 +66,8 @@ def run(recipe: Paper | None = None, *, quick: bool = False, seed: int = 0) -> d
 
 def train(
     parameters: Float[Tensor, "r 6"],
-    x: Float[Tensor, " n"],
-    y: Float[Tensor, " n"],
+    x: Float[Tensor, "#r n"],
+    y: Float[Tensor, "#r n"],
     sd: Float[Tensor, " r"],
     marginal: Bool[Tensor, " r"],
     *,
@@ -101,8 +102,8 @@ def train(
 
 def gradient(
     parameters: Float[Tensor, "r 6"],
-    x: Float[Tensor, " n"],
-    y: Float[Tensor, " n"],
+    x: Float[Tensor, "#r n"],
+    y: Float[Tensor, "#r n"],
     sd: Float[Tensor, " r"],
     marginal: Bool[Tensor, " r"],
 ) -> Float[Tensor, "r 6"]:
@@ -140,7 +141,7 @@ def gradient(
 def _records(
     grid: Sequence[tuple[str, float, int]], parameters: Tensor, x: Tensor, y: Tensor, sd: Tensor
 ) -> list[dict[str, Any]]:
-    found = mixture_sides(parameters, x[None], y[None], sd)
+    found = mixture_sides(parameters, x, y, sd)
     return [
         {
             "objective": objective,

@@ -6,6 +6,9 @@ distribution (eq. 5). The first and the last are computed exactly. Gumbel-Matchi
 are means over draws of the exact conditionals q(z_i | G_-i) of eq. (9): the expectation is the same as that of counting
 how often z_i = j, the variance is that of the conditional alone.
 
+Logits at temperature 1 are standard normal. A temperature tau divides them by tau, so that a spread sd of the logits
+stands for the temperature 1 / sd.
+
 Legend: n rows (datapoints), k columns (experts), m matrices of logits, s spreads.
 """
 
@@ -49,7 +52,7 @@ def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
         Gumbel-Matching marginals; `counting_standard_error` is the mean of what counting would have had. `points` holds
         [Sinkhorn, Gumbel-Matching, Gibbs] of every entry at the sizes and the spread that the figure shows.
     """
-    sds = (1.0, 2.0) if quick else (1.0, 2.0, 4.0)
+    sds = (1.0, 2.0) if quick else (0.5, 1.0, 2.0, 4.0)
     matrices, draws = (4, 1024) if quick else (6, 8192)
     generator = torch.Generator().manual_seed(seed)
     sizes: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise_lab.paper._task import features, lines, router
+from equipoise_lab.paper._task import lines, router
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,6 @@ def mixture_sides(
     Returns:
         The sides, for each run.
     """
-    a, *predictions = lines(parameters, features(x))
+    a, *predictions = lines(parameters, x)
     predictions = torch.stack(predictions, -1)
     return sides(router(a), (y.unsqueeze(-1) - predictions).square(), sd)

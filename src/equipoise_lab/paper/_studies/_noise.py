@@ -29,7 +29,7 @@ from equipoise.assignment import assign, conditional_values
 from equipoise.estimators import gate, gated_loss, load_balance_loss, probability_ratio
 from equipoise.sampling import Sample
 from equipoise_lab.paper._recipe import Paper, quick_recipe
-from equipoise_lab.paper._task import draw_data, draw_parameters, errors, features, lines, router
+from equipoise_lab.paper._task import draw_datasets, draw_parameters, errors, lines, router
 
 KINDS = ("gumbel", "gaussian", "jitter")
 SCALES = (0.01, 0.03, 0.1, 0.3)
@@ -58,8 +58,7 @@ def run(recipe: Paper | None = None, *, quick: bool = False, seed: int = 0) -> d
     """
     recipe = (quick_recipe() if quick else Paper()) if recipe is None else recipe
     runs = list(itertools.product(SETTINGS, KINDS, SCALES))
-    x, y = draw_data(0, recipe.num_points, recipe.noise_sd)
-    mse = _train(recipe, x, y, seed).reshape(len(runs), recipe.seeds)
+    mse = _train(recipe, seed).reshape(len(runs), recipe.seeds)
     return {
         "quick": quick,
         "seed": seed,
@@ -81,9 +80,9 @@ def run(recipe: Paper | None = None, *, quick: bool = False, seed: int = 0) -> d
     }
 
 
-def _train(recipe: Paper, x: Float[Tensor, " n"], y: Float[Tensor, " n"], seed: int) -> Float[Tensor, " r"]:
+def _train(recipe: Paper, seed: int) -> Float[Tensor, " r"]:
     """Trains all runs at once, in the order settings, kinds, scales, seeds; returns their errors."""
-    seeds = range(recipe.seeds)
+    seeds = recipe.seed_range
     scale = torch.tensor(SCALES).repeat_interleave(len(seeds))
     shape = [len(SETTINGS), len(KINDS), len(scale)]
     starts = torch.stack([draw_parameters(number, recipe.initialisation) for number in seeds])
@@ -91,41 +90,46 @@ def _train(recipe: Paper, x: Float[Tensor, " n"], y: Float[Tensor, " n"], seed: 
     optimiser = torch.optim.Adam([theta], lr=recipe.learning_rate)
     generators = [torch.Generator().manual_seed(_NOISE + 1000 * seed + number) for number in seeds]
     diverged = torch.zeros(len(theta), dtype=torch.bool)
-    matrix, chunk = features(x[None]), torch.empty(0)
+    # The data of each seed [s, n], of each scale and seed, and of each run.
+    data = draw_datasets(recipe.data_seeds(seeds), recipe.num_points, recipe.noise_sd)
+    by_scale, (all_x, all_y) = (
+        data[0].repeat(len(SCALES), 1),
+        (v.repeat(math.prod(shape) // len(seeds), 1) for v in data),
+    )
+    chunk = torch.empty(0)
     for step in range(recipe.steps):
         if step % _CHUNK == 0:
-            chunk = draw_noise(generators, _CHUNK, len(x))
+            chunk = draw_noise(generators, _CHUNK, recipe.num_points)
         # The same noise for all settings and scales.
-        v = chunk[step % _CHUNK].repeat(1, len(SCALES), 1).expand(*shape, len(x))
+        v = chunk[step % _CHUNK].repeat(1, len(SCALES), 1).expand(*shape, recipe.num_points)
         optimiser.zero_grad()
-        _loss(theta, matrix, x, y, v, scale, recipe.balance_weight).sum().backward()
+        _loss(theta, (all_x, all_y), by_scale, v, scale, recipe.balance_weight).sum().backward()
         assert theta.grad is not None
         diverged |= ~theta.grad.isfinite().all(-1)
         theta.grad.masked_fill_(diverged[:, None], 0.0)
         optimiser.step()
-    mse, _ = errors(theta.detach(), x[None], y[None], torch.ones(len(theta), dtype=torch.bool))
+    mse, _ = errors(theta.detach(), all_x, all_y, torch.ones(len(theta), dtype=torch.bool))
     return mse.masked_fill(diverged, torch.inf)
 
 
 def _loss(
     theta: Float[Tensor, "r 6"],
-    matrix: Float[Tensor, "1 6 m3"],
-    x: Float[Tensor, " n"],
-    y: Float[Tensor, " n"],
+    data: tuple[Float[Tensor, "r n"], Float[Tensor, "r n"]],
+    by_scale: Float[Tensor, "m n"],
     v: Float[Tensor, "settings kinds m n"],
     scale: Float[Tensor, " m"],
     balance_weight: float,
 ) -> Float[Tensor, " r"]:
     """Samples under the noise and computes what gating minimises, with the library's own functions."""
-    a, first, second = lines(theta, matrix)
+    a, first, second = lines(theta, data[0])
     log_p = router(a)
     with torch.no_grad():
         balanced = sum(method == "gm-iw" for method, _ in SETTINGS)
-        s = draw_sample(theta.detach().unflatten(0, v.shape[:-1]), x, v, scale, balanced)
+        s = draw_sample(theta.detach().unflatten(0, v.shape[:-1]), by_scale, v, scale, balanced)
         importance = torch.tensor([weighted for _, weighted in SETTINGS]).repeat_interleave(v[0, ..., 0].numel())
         weight = torch.where(importance[:, None], probability_ratio(log_p, s), 1.0)
     prediction = torch.where(s.z == 1, second, first)
-    losses = (y - gate(log_p, s) * prediction).square()
+    losses = (data[1] - gate(log_p, s) * prediction).square()
     return gated_loss(log_p, s, losses, weight=weight) + balance_weight * load_balance_loss(log_p)
 
 
@@ -144,7 +148,7 @@ def draw_noise(generators: Sequence[torch.Generator], steps: int, n: int) -> Flo
 
 def draw_sample(
     theta: Float[Tensor, "settings kinds m 6"],
-    x: Float[Tensor, " n"],
+    x: Float[Tensor, "m n"],
     v: Float[Tensor, "settings kinds m n"],
     scale: Float[Tensor, " m"],
     balanced: int,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.estimators import get_strategy, reinforce
 from equipoise_lab.paper._studies._mixture import mixture_sides
-from equipoise_lab.paper._task import features, lines, router
+from equipoise_lab.paper._task import lines, router
 
 # The router's own parameters come first.
 ROUTER = slice(0, 2)
@@ -66,7 +66,7 @@ def measure_spread(
     x, y = tile(x, draws), tile(y, draws)
     shape = [draws, *parameters.shape]
     theta = parameters.expand(shape).flatten(0, 1).clone().requires_grad_()
-    a, first, second = lines(theta, features(x))
+    a, first, second = lines(theta, x)
     log_p = router(a)
     s, weight = strategy.draw(
         log_p.detach(), strategy.draw_noise(log_p.shape, generator=generator), temperature=temperature
@@ -109,7 +109,7 @@ def _row_variance(
     sum_j q_ij (p_ij / q_ij)^2 (...)^2; the mean over draws is over that noise. The term's expectation is known: it is
     that of the exact gradient.
     """
-    a, *predictions = lines(parameters, features(x))
+    a, *predictions = lines(parameters, x)
     log_p = router(a).double()
     p = log_p.exp()
     f = torch.stack([y - prediction for prediction in predictions], -1).double().square()

@@ -10,7 +10,7 @@ Legend: s seeds, c checkpoints, t temperatures.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from equipoise.estimators import STRATEGIES, WeightedSampler
 from equipoise_lab.paper._recipe import Paper, Run, quick_recipe
+from equipoise_lab.paper._results import Baseline
 from equipoise_lab.paper._studies._mixture import mixture_sides
 from equipoise_lab.paper._studies._spread import Spread, measure_spread, tile
 from equipoise_lab.paper._task import draw_datasets
@@ -53,10 +54,11 @@ def trace_runs(recipe: Paper, method: str) -> list[Run]:
             balance_weight=0.0,
             temperature=temperature,
             learning_rate=recipe.learning_rate,
+            baseline=cast(Baseline, recipe.baselines[0]),
             seed=seed,
         )
         for temperature in TEMPERATURES
-        for seed in range(recipe.seeds)
+        for seed in recipe.seed_range
     ]
 
 
@@ -100,14 +102,12 @@ def run(
         `gradient_error` are means over seeds, `largest_weight` and `possible_weight` medians, `p_at_largest` and
         `q_at_largest` belong to the largest of all seeds; `gradient_norm` is the root mean square norm of the exact
         gradient; `row_variance` is there for methods whose q is exact and that drop no row, the median over seeds.
-        `model`: data and the model that Sample Skip IW ends with at temperature 1, seed 0.
+        `model`: data and the model that Sample Skip IW ends with at temperature 1 on the first dataset.
     """
     recipe = (quick_recipe() if quick else Paper()) if recipe is None else recipe
     steps, draws = checkpoints(recipe.steps), 64 if quick else 128
     generator = torch.Generator().manual_seed(seed)
-    # The data that the runs were trained on: one dataset, or one for each seed.
-    chosen = range(recipe.seeds if recipe.dataset == "per-seed" else 1)
-    x, y = draw_datasets(chosen, recipe.num_points, recipe.noise_sd)
+    x, y = draw_datasets(recipe.data_seeds(recipe.seed_range), recipe.num_points, recipe.noise_sd)
     results: dict[str, Float[Tensor, "t c s 6"]] = {}
     for method in dict.fromkeys(("sample", *recipe.methods)):
         known = None if paths is None else paths.get(method)
@@ -199,6 +199,6 @@ def _model(parameters: Float[Tensor, "6"], x: Tensor, y: Tensor) -> dict[str, An
         "y": y.tolist(),
         "experts": [[slope_0, intercept_0], [slope_1, intercept_1]],
         "router": [-weight, -bias],
-        "label": f"{STRATEGIES[_SHOWN].label}, temperature 1, seed 0",
+        "label": f"{STRATEGIES[_SHOWN].label}, temperature 1",
         "mse": float(mixture_sides(parameters[None], x[None], y[None], 1.0).mse_argmax),
     }

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks of the site's build: formulas, and the documents that live outside of docs/.
+
+CHANGELOG.md, CONTRIBUTING.md and benchmarks/README.md stay where people look for them in a repository, and are pages of
+the site too. Their relative links are rewritten; figures in benchmarks/ are copied.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import mathml
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "benchmarks/index.md": "benchmarks/README.md",
+}
+_LINK = re.compile(r"(\]\()([^)#:\s]+)([)#])")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages and figures from outside of docs/."""
+    for page, source in PAGES.items():
+        text = (ROOT / source).read_text()
+        text = _LINK.sub(lambda found, page=page, source=source: _rewritten(found, page, source), text)
+        files.append(File.generated(config, page, content=text))
+    for figure in sorted((ROOT / "benchmarks").glob("*.png")):
+        files.append(File.generated(config, f"benchmarks/{figure.name}", abs_src_path=str(figure)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Draws formulas, and leads links out of docs/ to the pages above."""
+    found = page.file.src_uri
+    if found not in PAGES:
+        markdown = _LINK.sub(lambda link: _rewritten(link, found, f"docs/{found}"), markdown)
+    return mathml.in_page(markdown)
+
+
+def _rewritten(link: re.Match[str], page: str, source: str) -> str:
+    """Returns a link of a document in the repository as one between pages; one to a file that is no page stays."""
+    target = (ROOT / source).parent.joinpath(link[2]).resolve()
+    if not target.is_relative_to(ROOT):
+        return link[0]
+    path = target.relative_to(ROOT).as_posix()
+    pages = {document: name for name, document in PAGES.items()}
+    place = pages.get(path, path.removeprefix("docs/") if path.startswith(("docs/", "benchmarks/")) else None)
+    if place is None:
+        return link[0]
+    return f"{link[1]}{'../' * page.count('/')}{place}{link[3]}"

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiled code knows no difference between a NumPy scalar and a Python number.
+# pyright: reportArgumentType=false, reportReturnType=false
+"""Prices from samples: equal ones, given ones, or Newton steps on more and more rows.
+
+Legend: n rows, k experts, K experts a row. A sample is every `stride`-th row. An expert whose price is +inf is closed.
+"""
+
+import numpy as np
+
+from equipoise._core._jit import jit
+from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, collect, spreads, survey
+from equipoise.assignment._kernels._newton import REACHED, TIED, descend, misplaced
+from equipoise.assignment._kernels._smoothing import REACH, open_with_sinkhorn
+
+# Rows of the first sample, for each expert and at least; each next sample has four times as many.
+SAMPLE_ROWS, LEAST_SAMPLE, FINER = 16, 1024, 4
+# How far a price may still move: this part of the largest of k normal errors, sqrt(2 log k) standard deviations of what
+# the rows that were asked leave unknown of a price.
+RADIUS = 0.7
+# Prices that a sample accepts are taken to be right but for chance, with so much to spare.
+ACCEPTED = 1.5
+# Rows that tell how far offers differ.
+SPREAD_ROWS = 64
+# Smoothing, as a part of the radius of the candidates: what is further away has next to no share.
+FIRST_MU = 1 / 6
+# Besides how a descent ends: scores less prices are not finite.
+OVERFLOWED = 3
+# Where the prices come from.
+EQUAL, GIVEN, FOUND = 0, 1, 2
+
+
+@jit
+def first_stride(n: int, k: int) -> int:
+    """The stride of the first sample."""
+    return max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE))
+
+
+@jit
+def spread(scores: Scores, mask: Flags, prices: Floats, top_k: int) -> float:
+    """How far offers differ that a row might take: the best and the one of the upper quartile, in the median row.
+
+    Not the mean: many routers bar an expert with a huge negative score.
+    """
+    n, k = scores.shape
+    stride, rank = max(1, n // SPREAD_ROWS), min(k, top_k + 1 + (k - top_k) // 4)
+    out = np.empty(-(-n // stride))
+    count = spreads(scores, mask, prices.astype(scores.dtype), stride, rank, out)
+    return np.median(out[:count]) if count > 0 else 0.0
+
+
+@jit
+def accepts(
+    scores: Scores, mask: Flags, stride: int, top_k: int, target: Floats, free: float, rows: int, prices: Floats
+) -> bool:
+    """Whether the rows of a sample would choose experts as often as they have room, but for chance."""
+    k = prices.shape[0]
+    counts = np.empty(k)
+    asked = survey(scores, mask, prices.astype(scores.dtype), stride, top_k, counts)
+    taken = asked * top_k
+    wrong = misplaced(counts, target * (asked / max(rows, 1)), prices, 0.0 if free > 0 else -1.0)
+    # By chance alone 0.4 sqrt(taken k) are, with a standard deviation of 0.3 sqrt(taken).
+    return wrong <= 0.4 * np.sqrt(taken * k) + 0.9 * np.sqrt(taken)
+
+
+@jit
+def radius_of(deviation: Floats, factor: float, radius: Floats) -> None:
+    """Writes how far prices may still move that are uncertain by so much."""
+    k = deviation.shape[0]
+    for j in range(k):
+        radius[j] = factor * RADIUS * np.sqrt(2 * np.log(k)) * deviation[j]
+
+
+@jit
+def descend_on_sample(
+    scores: Scores,
+    mask: Flags,
+    stride: int,
+    target: Floats,
+    free: float,
+    goal: float,
+    prices: Floats,
+    mu: float,
+    radius: Floats,
+    deviation: Floats,
+    z: Ints,
+) -> int:
+    """Newton steps on the contested rows of a sample; the least price becomes 0. Returns how it ended."""
+    n, k = scores.shape
+    size, kind = -(-n // stride), scores.dtype
+    rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
+    cols, vals = np.empty(size * k, np.int32), np.empty(size * k, kind)
+    counts, leads = np.zeros(k, np.int64), np.zeros((k, k), kind)
+    low, high = (prices - radius).astype(kind), (prices + radius).astype(kind)
+    m, illegal = collect(scores, mask, low, high, 0, n, stride, z, counts, rows, need, first, cols, vals, leads)
+    if illegal >= 0:
+        return OVERFLOWED
+    status, _ = descend(
+        need[:m],
+        first[: m + 1],
+        cols,
+        vals,
+        counts.astype(np.float64),
+        target / stride,
+        free / stride,
+        prices,
+        mu,
+        1e-6 * mu,
+        goal,
+        REACH,
+        deviation,
+    )
+    prices -= prices.min()
+    return status
+
+
+@jit
+def start_prices(
+    scores: Scores,
+    mask: Flags,
+    capacity: Counts,
+    target: Floats,
+    free: float,
+    warm: bool,
+    prices: Floats,
+    radius: Floats,
+    z: Ints,
+) -> tuple[int, int]:
+    """Finds prices to start from.
+
+    Equal ones if a sample of the rows accepts them, else those given if it accepts those, else Newton steps on the
+    sample; then on four times as many rows, and so on.
+
+    Args:
+        scores: [n, k].
+        mask: [n].
+        capacity: [k].
+        target: [k] what all rows and free slots are to take.
+        free: the number of free slots.
+        warm: whether prices are given.
+        prices: [k], changed in place.
+        radius: [k], how far each price may still move: written here.
+        z: [n, K], overwritten.
+
+    Returns:
+        How the last descent ended, and where the prices come from.
+    """
+    n, k = scores.shape
+    top_k, rows, stride = z.shape[1], mask.sum(), first_stride(n, k)
+    given, deviation = prices.copy(), np.empty(k)
+    for j in range(k):
+        prices[j] = np.inf if capacity[j] == 0 else 0.0
+        given[j] += prices[j]
+    origin = EQUAL
+    if not accepts(scores, mask, stride, top_k, target, free, rows, prices):
+        origin = FOUND
+        given -= given.min()
+        if warm and accepts(scores, mask, stride, top_k, target, free, rows, given):
+            prices[:] = given
+            origin = GIVEN
+    mu = spread(scores, mask, prices, top_k) / 2
+    if not mu < np.inf:
+        return OVERFLOWED, origin
+    if mu == 0:
+        radius[:] = 0.0
+        return TIED, origin
+    if origin == FOUND:
+        open_with_sinkhorn(scores, mask, stride, top_k, target / stride, free / stride, prices, mu)
+    mu /= 4
+    radius[:] = 3 * mu
+    while True:
+        goal = 0.25 * np.sqrt(k * top_k * rows / stride)  # what a count of so many rows cannot tell
+        before = prices.copy()
+        status = descend_on_sample(scores, mask, stride, target, free, goal, prices, mu, radius, deviation, z)
+        if status == OVERFLOWED:
+            return OVERFLOWED, origin
+        if origin != FOUND:  # the sample would only add its own noise; what all rows leave unknown is less
+            prices[:] = before
+            radius_of(deviation, ACCEPTED / np.sqrt(stride), radius)
+            return REACHED, origin
+        radius_of(deviation, 1.0, radius)
+        if stride < 4 * FINER or status != REACHED:
+            return status, origin
+        stride //= FINER
+        mu = FIRST_MU * radius.mean()

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`equipoise demo`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_LOG_WIDTH = 100
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the page.", file_okay=False)] = Path("out/demo"),
+) -> None:
+    """Show what the library does, in half a minute and without any data.
+
+    Balances a batch, draws a balanced sample, audits an estimator with and without its weights, and trains a small
+    mixture of experts. Prints what it found, and writes `demo.html`, one page with the figures.
+
+    On a fresh machine the first call compiles kernels, which takes half a minute more.
+    """
+    from rich.panel import Panel
+
+    from equipoise_lab.cli._console import make_console
+    from equipoise_lab.cli._training import print_paths
+    from equipoise_lab.demo import PARTS, write_page
+
+    console = make_console(_LOG_WIDTH)
+    found = []
+    with console.status("working") as status:
+        for number, run in enumerate(PARTS, 1):
+            status.update(f"part {number} of {len(PARTS)}")
+            part = run()
+            found.append(part)
+            text = "\n".join(f"- {sentence}" for sentence in part.found)
+            console.print(
+                Panel(f"[dim]{part.code}[/dim]\n\n{text}", title=f"{number}. {part.title}", title_align="left")
+            )
+    print_paths(console, [write_page(found, out)])
