@@ -267,7 +267,7 @@ class Router(WideBuffers):
                 positions=_positions(shape, logits.device),
                 training=self.training,
                 temperature=self.temperature if self._temperature_moves else self.fixed_temperature,
-                generator=scope.generator(generator, x.device) if self.training else generator,
+                generator=scope.generator(generator, logits.device) if self.training else generator,
                 eps=self.auto.read("eps") if self.auto is not None and "eps" in self.auto.names else None,
                 shape=shape,
                 scoring=scoring,
