@@ -10,26 +10,26 @@ _LOG_WIDTH = 130
 
 
 def compare(
-    task: Annotated[str, typer.Argument(help="What to learn; 'digits' needs scikit-learn.")] = "digits",
+    task: Annotated[str, typer.Argument(help="The task: digits or digits-raw, which need scikit-learn.")] = "digits",
     out: Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)] = Path("out/compare"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="In small, in under a minute: shows that it runs, decides nothing.")
+        bool, typer.Option("--quick", help="A small run of under a minute, to try the command; it decides nothing.")
     ] = False,
-    seeds: Annotated[int | None, typer.Option(help="Runs of each setting. [default: 5]")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of runs of each setting. [default: 5]")] = None,
     first_seed: Annotated[
-        int | None, typer.Option(help="The first seed; other seeds, other runs. [default: 0]")
+        int | None, typer.Option(help="First seed; other seeds give other runs. [default: 0]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of training. [default: 600]")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes. [default: one for each core]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps. [default: 600]")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of processes. [default: one for each core]")] = None,
 ) -> None:
-    """Compare the recipes with Switch and BASE on real data, each tuned over as many settings.
+    """Compare the library's recipes with Switch and BASE on real data, each tuned over the same number of settings.
 
     Trains one mixture-of-experts layer of 8 small experts to classify handwritten digits. Settings are chosen on a
-    validation split; the test split is read once, for the chosen ones. Losses are evaluated without a capacity and with
-    1.25 times an even share, where rows beyond it are dropped.
+    validation split. The test split is read once, for the chosen settings. Losses are evaluated without a capacity, and
+    with a capacity of 1.25 times an even share, beyond which rows are dropped.
 
-    Writes `compare.json`, `compare.svg` and `compare.png`. When it is interrupted, the same command goes on from what
-    is done; after it has ended, it starts anew.
+    Writes `compare.json`, `compare.svg` and `compare.png`. After an interruption, the same command continues. After a
+    finished run, it starts again.
     """
     from dataclasses import replace
 
