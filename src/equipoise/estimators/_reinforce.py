@@ -30,8 +30,8 @@ def reinforce(
         \nabla = \frac{1}{n} \sum_i w_i \left[ (f_i - b) \nabla \log p(z_i | x_i) + \nabla f_i \right],
         \qquad \text{value} = \frac{1}{n} \sum_i w_i f_i.
 
-    With a critic c, a prediction of f for every pair, the value of c at z_i is subtracted too, and its exact expectation
-    is added back, over all experts and all rows, dropped ones included:
+    With a critic c, a prediction of f for every pair, the value of c at z_i is subtracted too, and the exact
+    expectation of c is added back, over all experts and all rows, dropped ones included:
 
     .. math::
         \nabla = \frac{1}{n} \sum_i \left\{ w_i \left[ (f_i - b - c_{i z_i}) \nabla \log p(z_i | x_i) +
