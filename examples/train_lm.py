@@ -3,15 +3,16 @@
 
     python examples/train_lm.py                           # the standard library's sources, the recommended recipe
     python examples/train_lm.py --data notes --pattern "*.md" --router switch --amp --accumulate 4
+    torchrun --nproc-per-node 4 examples/train_lm.py      # experts spread over four processes
     python examples/train_lm.py --resume                  # goes on from out/train_lm, to the same losses
 
-Writes to `--out`: `log.jsonl` (losses, telemetry of every layer), `checkpoint.pt`, and TensorBoard's files where
-tensorboard is installed. It needs equipoise and nothing else. Copy it, and change what you like.
+Writes to `--out`: `log.jsonl` (losses, telemetry), `checkpoint-<step>`, TensorBoard's files where that is installed.
 """
 
 import argparse
 import json
 import math
+import os
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -19,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import equipoise as eq
 
 VOCABULARY = 256  # bytes
-_PARTS = ("model", "surrogate", "optimizer", "schedule")
 
 
 def read_text(folder: Path, pattern: str) -> tuple[Tensor, Tensor]:
@@ -117,11 +119,17 @@ class Training:
         self.args, self.step = args, 0
         self.device = torch.device(args.device)
         self.model = Transformer(args).to(self.device)
-        # Several processes: make a mesh and shard the model here; give every process its own part of each batch.
+        self.rank, self.ranks, self.mesh = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), None
+        if self.ranks > 1:  # started by torchrun: experts are spread over all processes
+            dist.init_process_group()
+            self.mesh = init_device_mesh(self.device.type, (self.ranks,), mesh_dim_names=("expert",))
+            eq.distributed.parallelize(self.model, self.mesh, scope=args.scope)
         self.surrogate = eq.nn.Surrogate(eq.nn.Readouts(self.model, VOCABULARY)).to(self.device)
         groups = eq.nn.parameter_groups(self.model, lr=args.lr, surrogate=self.surrogate)
         self.optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.01)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
+        self.trained = nn.ModuleDict({"model": self.model, "surrogate": self.surrogate})
+        self.state = eq.distributed.TrainingState(self.trained, self.optimizer, schedule=self.schedule)
 
     def _rate(self, step: int) -> float:
         """A linear warm-up, then a cosine down to a tenth."""
@@ -130,7 +138,7 @@ class Training:
 
     def _batch(self, text: Tensor, seed: int) -> list[Tensor]:
         """Cuts random pieces out of the text. They are a function of the seed, so that a resumed run sees the same."""
-        generator, context = torch.Generator().manual_seed(seed), self.args.context
+        generator, context = torch.Generator().manual_seed(seed * self.ranks + self.rank), self.args.context
         starts = torch.randint(len(text) - context, [self.args.batch, 1], generator=generator)
         pieces = text[starts + torch.arange(context + 1)].long().to(self.device)
         return [pieces[:, :-1], pieces[:, 1:]]
@@ -152,7 +160,9 @@ class Training:
             loss = self.surrogate(losses, routings, targets=targets)
             (loss / args.accumulate).backward()
             total += losses.detach().mean().item() / args.accumulate
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        if self.mesh is not None:
+            eq.distributed.average_gradients(self.trained.parameters(), self.mesh)
+        eq.distributed.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()  # the capture updates what routers keep, such as prices and biases, after this
         self.optimizer.zero_grad()
         self.schedule.step()
@@ -170,21 +180,6 @@ class Training:
                 total += self._token_losses(ids, targets).mean().item() / batches
         self.model.train()
         return total, routings.stats()
-
-    def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on, random streams included."""
-        parts = {name: getattr(self, name).state_dict() for name in _PARTS}
-        own = None if self.device.type == "cpu" else torch.get_device_module(self.device).get_rng_state()
-        return {**parts, "step": self.step, "noise": torch.get_rng_state(), "device_noise": own}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`."""
-        for name in _PARTS:
-            getattr(self, name).load_state_dict(state[name])
-        self.step = state["step"]
-        torch.set_rng_state(state["noise"])
-        if state["device_noise"] is not None:
-            torch.get_device_module(self.device).set_rng_state(state["device_noise"])
 
 
 class Log:
@@ -258,6 +253,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=2000, help="of the optimiser")
     add("--lr", type=float, default=2e-3, help="the largest learning rate")
     add("--warmup", type=int, default=100, help="steps until the learning rate is reached")
+    add("--scope", default="local", choices=("local", "global"), help="of processes: whose tokens share a capacity")
     add("--amp", action="store_true", help="bfloat16 autocast; routers stay in float32")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of the model")
     add("--seed", type=int, default=0, help="of parameters, batches and noise")
@@ -271,12 +267,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     """Trains, logs, saves, and writes some text."""
     args = parse(arguments)
-    train, validation = read_text(args.data, args.pattern)
-    training, checkpoint = Training(args), args.out / "checkpoint.pt"
+    training, (train, validation) = Training(args), read_text(args.data, args.pattern)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.resume:
-        training.load(torch.load(checkpoint, map_location="cpu"))
-    log, show = Log(args.out, training.step), make_progress(training.step, args.steps)
+        training.step = max(int(path.parent.name.split("-")[1]) for path in args.out.glob("checkpoint-*/.metadata"))
+        training.state.load(args.out / f"checkpoint-{training.step}")
+    first = training.rank == 0  # of several processes, the one that prints and logs
+    write = Log(args.out, training.step).write if first else lambda *_, **__: None
+    show = make_progress(training.step, args.steps) if first else lambda *_: None
     began, validated = time.perf_counter(), ""
     while training.step < args.steps:
         loss, routings = training.train_step(train)
@@ -284,16 +282,18 @@ def main(arguments: list[str] | None = None) -> None:
         logs, evaluates = step % args.log_every == 0 or step == 1, step % args.eval_every == 0 or step == args.steps
         if logs:
             seconds, began = time.perf_counter() - began, time.perf_counter()
-            log.write(step, loss=loss, seconds=seconds, layers=routings.stats())
+            write(step, loss=loss, seconds=seconds, layers=routings.stats())
         if evaluates:
             validation_loss, layers = training.evaluate(validation)
-            log.write(step, validation={"loss": validation_loss, "layers": layers})
-            torch.save(training.state(), checkpoint.with_suffix(".new"))
-            checkpoint.with_suffix(".new").replace(checkpoint)  # an interruption leaves the old one or the new one
+            write(step, validation={"loss": validation_loss, "layers": layers})
+            training.state.save(args.out / f"checkpoint-{step}")
             validated = f", validation {validation_loss:.3f}"
         show(step, text + validated if logs or evaluates else None)
-    training.model.eval()
-    print("\n" + training.model.generate(args.prompt, args.generate))
+    text = training.model.eval().generate(args.prompt, args.generate)  # by all processes: they share the experts
+    if first:
+        print("\n" + text)
+    if training.mesh is not None:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from equipoise.sampling import sample_skip as sample_skip
 
 if TYPE_CHECKING:
     from equipoise import audit as audit
+    from equipoise import distributed as distributed
     from equipoise import nn as nn
 
 __version__ = "0.1.0"
@@ -56,6 +57,7 @@ __all__ = [
     "assign",
     "audit",
     "conditional_values",
+    "distributed",
     "draw_gumbel",
     "draws_baseline",
     "gate",
@@ -78,8 +80,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Imports `nn` and `audit` when they are first asked for: who needs only a solver does not wait for layers."""
-    if name in ("audit", "nn"):
+    """Imports `nn` and what stands above when first asked for: who needs only a solver does not wait for layers."""
+    if name in ("audit", "distributed", "nn"):
         return importlib.import_module(f"equipoise.{name}")
     raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
 

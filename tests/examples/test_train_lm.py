@@ -2,6 +2,9 @@
 """The example in small: all routers, the same losses after a resume, and what it writes."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -73,6 +76,47 @@ def test_resumes_to_the_same_losses(text: Path, tmp_path: Path, router: str, mon
     for record in (*whole, *resumed):
         record.pop("seconds", None)
     assert resumed == whole
+
+
+def test_two_processes_resume_to_the_same_losses(text: Path, tmp_path: Path) -> None:
+    """Experts over two ranks, as torchrun starts them; only the first prints and logs."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        train_lm.__file__,
+    ]
+    options = [
+        "--data",
+        str(text),
+        "--pattern",
+        "*.txt",
+        "--out",
+        str(tmp_path),
+        "--router",
+        "gm-iw-mix",
+        "--scope",
+        "global",
+    ]
+    options += [*SMALL, "--steps", "4", "--eval-every", "2", "--generate", "1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    logs: list[list[dict[str, Any]]] = []
+    for resume in ([], ["--resume"]):
+        done = subprocess.run(
+            [*command, *options, *resume], capture_output=True, text=True, env=environment, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.count("def ") == 1
+        records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+        for record in records:
+            record.pop("seconds", None)
+        logs.append(records)
+        shutil.rmtree(tmp_path / "checkpoint-4")
+    assert logs[0] == logs[1]
+    assert sum(logs[0][0]["layers"]["blocks.0.moe"]["load"]) == 2 * 4 * 16  # the rows of both
 
 
 def test_lines_where_tqdm_is_missing(

@@ -184,9 +184,9 @@ def test_properties(seed: int, n: int, k: int, room: int, masked: bool) -> None:
     torch.testing.assert_close(other.log_q[:, row], s.log_q[:, row], rtol=0, atol=1e-11)
 
 
-def solved_prices(gumbel: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+def solved_prices(gumbel: Tensor) -> Callable[..., Tensor]:
     """What the flat component must not use: prices of the assignment that was solved, which know every row's noise."""
-    return lambda logits, slots, mask: assign(logits + gumbel, slots, mask=mask).prices.unsqueeze(-2)
+    return lambda logits, slots, mask, scope: assign(logits + gumbel, slots, mask=mask).prices.unsqueeze(-2)
 
 
 def test_prices_of_the_solved_assignment_depend_on_a_rows_own_noise(

@@ -110,6 +110,20 @@ def detour_costs(scores: Float[Tensor, "*batch n k"], assignment: Assignment) ->
     return torch.ops.equipoise.detour_costs(scores, a.z, a.counts, a.capacity, a.value, a.prices, a.gap)
 
 
+def detours_from_costs(cost: Float[Tensor, "b k k"], prices: Float[Tensor, "b k"]) -> Float[Tensor, "b k k"]:
+    """Computes `detour_costs` from the move costs of an optimal assignment, wherever its rows are.
+
+    Args:
+        cost: from `move_cost`; where rows are in several places, the least of their move costs.
+        prices: of the assignment.
+
+    Returns:
+        The shortest paths d*, float64.
+    """
+    p = relax_prices(cost, prices).unsqueeze(1)
+    return _reduced_path_cost(cost, p) + p.mT - p
+
+
 def _check_fits(scores: Tensor, a: Assignment) -> None:
     check_matrix("scores", scores)
     if not isinstance(a, Assignment):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -134,9 +148,7 @@ def _detour_costs_op(
     if scores.device.type == "cpu":
         out = _detours_with_kernel(flat, z, counts, capacity, prices)
     else:
-        cost = move_cost(flat.double(), z, capacity, counts)
-        p = relax_prices(cost, prices).unsqueeze(1)
-        out = _reduced_path_cost(cost, p) + p.mT - p
+        out = detours_from_costs(move_cost(flat.double(), z, capacity, counts), prices)
     return out.reshape([*batch, k, k])
 
 

@@ -4,8 +4,8 @@
 Legend: b problems of a group, n rows (datapoints), k columns (experts).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class Problem:
         target: what each column may sum to, float64 [b, k]; above 0.
         tight: the columns that must meet their target, because the targets sum to the number of rows; bool [b, k].
         rows_last: the layout.
+        reduce: adds up over those who hold other rows of the same problems; None: nobody does.
     """
 
     x: Tensor
@@ -34,6 +35,7 @@ class Problem:
     target: Tensor
     tight: Tensor
     rows_last: bool
+    reduce: Callable[[Tensor], Tensor] | None = None
 
     @property
     def row_dim(self) -> int:
@@ -48,7 +50,7 @@ class Problem:
     def take(self, keep: Tensor) -> "Problem":
         """The problems where `keep` (bool [b]) is True."""
         weight = None if self.weight is None else self.weight[keep]
-        return Problem(self.x[keep], weight, self.target[keep], self.tight[keep], self.rows_last)
+        return replace(self, x=self.x[keep], weight=weight, target=self.target[keep], tight=self.tight[keep])
 
     def thin(self, stride: int) -> "Problem":
         """The same problems on every `stride`-th row, the targets scaled to the rows that are left."""
@@ -118,6 +120,9 @@ def evaluate(problem: Problem, prices: Tensor, temperature: Tensor) -> tuple[Ten
         # Rounding of single entries averages out over the rows; rounding of a long float32 sum would not.
         columns += p.sum(problem.row_dim, dtype=torch.float64)
         overlap += p @ p.mT if problem.rows_last else p.mT @ p
+    if problem.reduce is not None:
+        columns, *rest = problem.reduce(torch.cat([columns.unsqueeze(1), overlap], 1)).split([1, columns.shape[-1]], 1)
+        return columns.squeeze(1), rest[0]
     return columns, overlap
 
 

@@ -4,6 +4,7 @@
 Legend: b problems of a group, n rows (datapoints), k columns (experts), ... batch dimensions.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from equipoise.balancing._feasible import require_pattern
 from equipoise.balancing._newton import RADIUS_LEAST, State, advance, begin
-from equipoise.balancing._problem import Problem, log_probabilities, prepare
+from equipoise.balancing._problem import Problem, count_rows, is_tight, log_probabilities, prepare
 
 # Matrix entries of the problems that are solved together: enough that the cost of a call is spread over them.
 _GROUP = 1 << 18
@@ -152,6 +153,42 @@ def _solve_group(
     return Solution(
         log_p=log_probabilities(problem, prices, dtype),
         prices=prices,
+        converged=_solved(state, tolerance),
+        iterations=state.iterations,
+        error=state.error,
+    )
+
+
+def solve_spread(
+    logits: Tensor,
+    mask: Tensor | None,
+    target: Tensor,
+    tolerance: float,
+    max_iterations: int,
+    reduce: Callable[[Tensor], Tensor],
+) -> Solution:
+    """Balances problems whose rows several hold; prices, error and iterations come out the same for each of them.
+
+    Args:
+        logits: [b, n, k], of the caller's rows.
+        mask: [b, n], of these.
+        target: what each column of all rows may sum to, float64 [b, k], above 0.
+        tolerance: the relative column error to stop at.
+        max_iterations: how often the column sums may be evaluated.
+        reduce: adds up over all who hold rows.
+    """
+    problem = prepare(logits, mask, target, log_p_dtype(logits.dtype))
+    rows = count_rows(logits, mask)
+    spread = _typical_spread(problem) if logits.shape[-2] else torch.zeros_like(rows)
+    total, weighted = reduce(torch.stack([rows, rows * spread])).unbind()
+    tight = is_tight(target, total)[:, None].expand_as(target)
+    problem = replace(problem, tight=tight, reduce=reduce)
+    temperature = (weighted / total.clamp_min(1) / _SHARPNESS).clamp(min=1)
+    state = begin(problem, torch.zeros_like(target), temperature)
+    state = _iterate(problem, state, tolerance, max_iterations)
+    return Solution(
+        log_p=log_probabilities(problem, state.prices, log_p_dtype(logits.dtype)),
+        prices=state.prices,
         converged=_solved(state, tolerance),
         iterations=state.iterations,
         error=state.error,

@@ -12,7 +12,7 @@ from equipoise._core import check_mask, check_matrix, check_shape
 from equipoise.estimators._checks import check_unbalanced
 from equipoise.estimators._log_p_checks import check_log_p
 from equipoise.ops import count_groups, largest
-from equipoise.sampling import Sample
+from equipoise.sampling import THIS_PROCESS, Sample, Scope
 
 
 def load_balance_loss(
@@ -20,6 +20,7 @@ def load_balance_loss(
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     assigned: Sample | None = None,
+    scope: Scope = THIS_PROCESS,
 ) -> Float[Tensor, "*batch"]:
     r"""Penalises routers that prefer some experts.
 
@@ -34,6 +35,7 @@ def load_balance_loss(
         mask: False for rows that do not count. None: the mask of `assigned`, if it is given.
         assigned: count the experts that this sample drew (before any row was dropped) in place of the argmax. A
             balanced assignment is refused: with every F_j = 1/k the loss is the constant 1.
+        scope: the rows to average over: those given here, or those of several ranks.
 
     Returns:
         [...], with gradient for log_p.
@@ -58,12 +60,12 @@ def load_balance_loss(
         check_shape("assigned.z", assigned.z, log_p.shape[:-1], "one expert for each row of log_p")
         z, mask = assigned.z, assigned.mask if mask is None else mask
     counts = count_groups(z, k) if mask is None else count_groups(torch.where(mask, z, k), k + 1)[..., :k]
-    load = counts / _num_rows(_at_least_float32(log_p), mask)
-    return k * (load * mean_probabilities(log_p, mask)).sum(-1)
+    load = scope.total(counts) / _num_rows(_at_least_float32(log_p), mask, scope)
+    return k * (load * mean_probabilities(log_p, mask, scope)).sum(-1)
 
 
 def marginal_entropy_loss(
-    log_p: Float[Tensor, "*batch n k"], *, mask: Bool[Tensor, "*batch n"] | None = None
+    log_p: Float[Tensor, "*batch n k"], *, mask: Bool[Tensor, "*batch n"] | None = None, scope: Scope = THIS_PROCESS
 ) -> Float[Tensor, "*batch"]:
     r"""Rewards a mean router distribution that is spread out: minus its entropy.
 
@@ -75,6 +77,7 @@ def marginal_entropy_loss(
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
         mask: False for rows that do not count.
+        scope: the rows to average over: those given here, or those of several ranks.
 
     Returns:
         [...], with gradient for log_p.
@@ -89,20 +92,21 @@ def marginal_entropy_loss(
     check_matrix("log_p", log_p)
     check_mask(mask, log_p.shape[:-1])
     check_log_p(log_p, mask)
-    mean_p = mean_probabilities(log_p, mask)
+    mean_p = mean_probabilities(log_p, mask, scope)
     # Without the floor an expert that no row can reach has derivative log 0.
     floor = torch.finfo(mean_p.dtype).tiny
     return torch.special.xlogy(mean_p, mean_p.clamp_min(floor)).sum(-1)
 
 
 def z_loss(
-    logits: Float[Tensor, "*batch n k"], *, mask: Bool[Tensor, "*batch n"] | None = None
+    logits: Float[Tensor, "*batch n k"], *, mask: Bool[Tensor, "*batch n"] | None = None, scope: Scope = THIS_PROCESS
 ) -> Float[Tensor, "*batch"]:
     """Keeps router logits small: the mean of (log sum_j exp a_ij)^2 over rows.
 
     Args:
         logits: the router's logits before any softmax, with gradient.
         mask: False for rows that do not count.
+        scope: the rows to average over: those given here, or those of several ranks.
 
     Returns:
         [...], with gradient for logits.
@@ -121,24 +125,25 @@ def z_loss(
         logits = torch.where(mask.unsqueeze(-1), logits, 0.0)
     squares = logits.logsumexp(-1) ** 2
     squares = squares if mask is None else torch.where(mask, squares, 0.0)
-    return squares.sum(-1) / _num_rows(logits, mask).squeeze(-1)
+    return scope.total(squares.sum(-1)) / _num_rows(logits, mask, scope).squeeze(-1)
 
 
 def mean_probabilities(
-    log_p: Float[Tensor, "*batch n k"], mask: Bool[Tensor, "*batch n"] | None = None
+    log_p: Float[Tensor, "*batch n k"], mask: Bool[Tensor, "*batch n"] | None = None, scope: Scope = THIS_PROCESS
 ) -> Float[Tensor, "*batch k"]:
     """Averages the router's probabilities over the rows that are not masked: P_j, with gradient.
 
     Args:
         log_p: the router's log-probabilities.
         mask: False for rows that do not count.
+        scope: the rows to average over.
 
     Returns:
         [..., k]; 0 where every row is masked.
     """
     log_p = _at_least_float32(log_p)
     p = log_p.exp() if mask is None else torch.where(mask.unsqueeze(-1), log_p, -torch.inf).exp()
-    return p.sum(-2) / _num_rows(log_p, mask)
+    return scope.total(p.sum(-2)) / _num_rows(log_p, mask, scope)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
@@ -146,8 +151,9 @@ def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _num_rows(x: Tensor, mask: Tensor | None) -> Tensor:
+def _num_rows(x: Tensor, mask: Tensor | None, scope: Scope) -> Tensor:
     """Counts the rows that are not masked, at least 1, as [..., 1] or [1] in the dtype of x."""
-    if mask is None:
+    if mask is None and scope.ranks == 1:
         return x.new_full([1], max(x.shape[-2], 1))
-    return mask.sum(-1, keepdim=True).clamp_min(1).to(x.dtype)
+    rows = torch.tensor([x.shape[-2]], device=x.device) if mask is None else mask.sum(-1, keepdim=True)
+    return scope.total(rows).clamp_min(1).to(x.dtype)

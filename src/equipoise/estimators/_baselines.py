@@ -16,7 +16,7 @@ from torch import Tensor
 
 from equipoise._core import check_fraction, check_shape, compact_repr
 from equipoise.estimators._checks import check_rows_independent, check_several_draws
-from equipoise.sampling import Sample
+from equipoise.sampling import THIS_PROCESS, Sample, Scope
 
 # Keeps 0 / 0 from being NaN where nothing was kept.
 _TINY = 1e-30
@@ -28,6 +28,7 @@ def ema_update(
     losses: Float[Tensor, "*batch n"],
     kept: Sample | Bool[Tensor, "*batch n"],
     decay: float | Float[Tensor, "..."],
+    scope: Scope = THIS_PROCESS,
 ) -> Float[Tensor, "..."]:
     """Moves an exponential moving average on by the plain mean of the losses over the rows that were kept.
 
@@ -36,6 +37,7 @@ def ema_update(
         losses: f(x_i, z_i).
         kept: rows to average over, or the sample that kept them. Where there is none the value stays.
         decay: how much of the value stays, in [0, 1); one number, or one for each entry of the value.
+        scope: of the rows: the mean is over those of all ranks.
 
     Returns:
         The new average, detached, of the shape of the old and at least float32.
@@ -48,6 +50,7 @@ def ema_update(
     rows, total = kept.sum(-1), torch.where(kept, losses, 0.0).sum(-1, dtype=dtype)
     if value.ndim == 0:
         rows, total = rows.sum(), total.sum()
+    rows, total = scope.everywhere(rows), scope.everywhere(total)
     value = value.to(total)
     decay = decay.to(total) if isinstance(decay, Tensor) else decay
     return torch.where(rows > 0, decay * value + (1 - decay) * (total / rows.clamp_min(1)), value)
@@ -103,21 +106,28 @@ class EMABaseline:
         return compact_repr(self, decay=self.decay, value=self.value)
 
     @torch.no_grad()
-    def update(self, losses: Float[Tensor, "*batch n"], kept: Sample | Bool[Tensor, "*batch n"]) -> None:
+    def update(
+        self,
+        losses: Float[Tensor, "*batch n"],
+        kept: Sample | Bool[Tensor, "*batch n"],
+        scope: Scope = THIS_PROCESS,
+    ) -> None:
         """Takes in the losses of a batch, after its estimate has read `value`.
 
         Args:
             losses: f(x_i, z_i).
             kept: rows to average over, or the sample that kept them.
+            scope: of the rows: the mean is over those of all ranks.
         """
         if not self.corrected:
-            self.value = ema_update(self.value, losses, kept, self.decay)
+            self.value = ema_update(self.value, losses, kept, self.decay, scope)
             return
         seen = self._seen.to(losses.device)
         moved = self.decay * seen + (1 - self.decay)
-        self.value = ema_update(self.value, losses, kept, self.decay * seen / moved)
+        self.value = ema_update(self.value, losses, kept, self.decay * seen / moved, scope)
         rows = kept.kept if isinstance(kept, Sample) else kept
-        self._seen = torch.where(rows.any() if seen.ndim == 0 else rows.any(-1), moved, seen)
+        count = scope.everywhere(rows.sum() if seen.ndim == 0 else rows.sum(-1))
+        self._seen = torch.where(count > 0, moved, seen)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns what the next step needs."""

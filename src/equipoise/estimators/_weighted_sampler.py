@@ -17,7 +17,7 @@ from equipoise.estimators._checks import check_option
 from equipoise.estimators._log_p_checks import checked_log_p
 from equipoise.estimators._protocol import Noise, draw_noise
 from equipoise.estimators._weights import per_expert, probability_ratio
-from equipoise.sampling import Sample
+from equipoise.sampling import THIS_PROCESS, Sample, Scope
 
 # Who uses eps, for the message to one that does not.
 _MIXING = "a strategy that mixes, such as gm-iw-mix"
@@ -125,6 +125,7 @@ class WeightedSampler:
         sinkhorn_first: bool = False,
         importance: bool = True,
         eps: float | int | Float[Tensor, "*#batch"] | None = None,
+        scope: Scope = THIS_PROCESS,
     ) -> tuple[Sample, Float[Tensor, "*batch n"]]:
         """Samples experts, and weighs the rows. A pure function of log_p and noise; nothing carries a gradient.
 
@@ -138,6 +139,7 @@ class WeightedSampler:
             importance: whether the ratio p/q is part of the weights.
             eps: a mixture weight in place of the strategy's, one number or one for each problem; None is the
                 strategy's. Only for one that mixes. It may depend on past batches, not on this noise.
+            scope: the rows that share the capacity: those given here, or those of several ranks.
 
         Returns:
             The sample, and the weights [..., n] for `reinforce` or `gated_loss`.
@@ -155,6 +157,8 @@ class WeightedSampler:
         how: dict[str, Any] = {"temperature": temperature, "capacity": capacity, "mask": mask}
         if self.mixes:
             how["eps"] = self.eps if eps is None else eps
+        if scope.ranks > 1:  # a sampler of the user's own need not know it
+            how["scope"] = scope
         s = self.sampler(log_p, noise, sinkhorn_first=sinkhorn_first, **how)
         weight = self.correction(s)
         if importance:

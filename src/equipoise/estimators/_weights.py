@@ -79,6 +79,6 @@ def over_batch(s: Sample) -> Float[Tensor, "*batch n"]:
 
     Biased: rows of crowded experts are dropped more often than others, and nothing makes up for that.
     """
-    left = s.kept.sum(-1, keepdim=True).clamp_min(1).to(s.keep_weight.dtype)
-    n = s.z.shape[-1] if s.mask is None else s.mask.sum(-1, keepdim=True)
+    left = s.scope.total(s.kept.sum(-1, keepdim=True)).clamp_min(1).to(s.keep_weight.dtype)
+    n = s.scope.count(s.z.shape[-1]) if s.mask is None else s.scope.total(s.mask.sum(-1, keepdim=True))
     return s.kept * (n / left)

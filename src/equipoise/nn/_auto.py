@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equipoise._core import check_at_least, check_one_of
-from equipoise.nn._bias_rules import WideBuffers
+from equipoise.nn._bias_rules import WideBuffers, average
 from equipoise.nn._router_checks import check_above_one, check_share
 from equipoise.nn._routing import Routing
 
@@ -118,7 +118,9 @@ class AutoProposal(WideBuffers):
         Args:
             routing: what was drawn with the values that this holds.
         """
-        self.move(routing.stats.effective_sample_size, torch.as_tensor(routing.num_points) > 0)
+        rows = torch.as_tensor(routing.num_points, device=routing.logits.device)
+        size, rows = average(routing.stats.effective_sample_size, rows, routing.scope)
+        self.move(size, rows > 0)
 
     @torch.no_grad()
     def move(self, sample_size: Float[Tensor, ""], counts: Tensor | bool = True) -> None:

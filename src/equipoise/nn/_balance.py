@@ -2,6 +2,7 @@
 """The balance losses of a layer, by name."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -15,17 +16,18 @@ def balance_losses(weights: Mapping[str, float], logits: Tensor, request: RouteR
     Args:
         weights: of "load-balance", "marginal-entropy" and "z"; those that are missing are not computed.
         logits: the router's.
-        request: with log p and mask.
+        request: with log p, mask and scope.
 
     Returns:
         Scalars, with gradient.
     """
+    over: dict[str, Any] = {"mask": request.mask, "scope": request.scope}
     losses: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if name == "load-balance":
-            losses[name] = weight * load_balance_loss(request.log_p, mask=request.mask)
+            losses[name] = weight * load_balance_loss(request.log_p, **over)
         elif name == "marginal-entropy":
-            losses[name] = weight * marginal_entropy_loss(request.log_p, mask=request.mask)
+            losses[name] = weight * marginal_entropy_loss(request.log_p, **over)
         else:
-            losses[name] = weight * z_loss(logits, mask=request.mask)
+            losses[name] = weight * z_loss(logits, **over)
     return losses

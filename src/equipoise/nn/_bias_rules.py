@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from equipoise._core import check_at_least, check_fraction, check_positive
@@ -18,6 +18,7 @@ from equipoise.nn._routing import Routing
 from equipoise.nn._rules import RouteRequest
 from equipoise.nn._selection import choose_top
 from equipoise.ops import count_groups
+from equipoise.sampling import THIS_PROCESS, Scope
 
 # Averages over some 64 batches to the last one alone; neighbours differ too little for more of them to help.
 _RATES = tuple(2.0**-halvings for halvings in range(6, -1, -1))
@@ -39,6 +40,23 @@ class WideBuffers(nn.Module):
             if after is not None and after.dtype != before.dtype:
                 self._buffers[name] = before.to(after.device)
         return self
+
+
+def average(
+    x: Float[Tensor, "..."], rows: Int[Tensor, ""], scope: Scope
+) -> tuple[Float[Tensor, "..."], Int[Tensor, ""]]:
+    """Averages what each rank found over all ranks, with its rows for weight; without any, 0.
+
+    Args:
+        x: this rank's.
+        rows: that it was found from.
+        scope: of the rows.
+
+    Returns:
+        The average, and the rows of all ranks. In one process x itself, and the rows.
+    """
+    total = scope.everywhere(rows)
+    return scope.everywhere(x * (rows / total.clamp_min(1)).to(x.dtype)), total
 
 
 class RunningPrices(WideBuffers):
@@ -92,18 +110,29 @@ class RunningPrices(WideBuffers):
 
     @torch.no_grad()
     def take(
-        self, logits: Float[Tensor, "T E"], mask: Tensor | None = None, top_k: int = 1, *, stands_for: int = 1
+        self,
+        logits: Float[Tensor, "T E"],
+        mask: Tensor | None = None,
+        top_k: int = 1,
+        *,
+        stands_for: int = 1,
+        scope: Scope = THIS_PROCESS,
     ) -> None:
         """Solves one batch and takes its prices in. A batch without rows changes nothing.
+
+        Over several ranks the prices of each scope are averaged, with its number of rows for weight.
 
         Args:
             logits: the router's, without noise.
             mask: False for rows that do not count.
             top_k: K: prices that balance one expert a row do not balance several.
             stands_for: how many batches this one stands for, where not every batch is solved.
+            scope: the rows that are balanced together.
         """
-        a = assign(logits, top_k=top_k, mask=mask)
-        self._enter(a.prices - a.prices.mean(), a.counts.sum() > 0, stands_for)
+        a = scope.assign(logits, top_k=top_k, mask=mask)
+        own = torch.as_tensor(logits.shape[0] if mask is None else mask.sum(), device=logits.device)
+        solved, rows = average(a.prices - a.prices.mean(), own, scope)
+        self._enter(solved, rows > 0, stands_for)
 
     def _enter(self, solved: Float[Tensor, "E"], counts: Bool[Tensor, ""], stands_for: int) -> None:
         """Takes in the prices of a batch, if it counts, with the rates of as many batches as it stands for."""
@@ -187,7 +216,7 @@ class Priced(nn.Module):
         Args:
             routing: what this rule decided.
         """
-        self.average.take(routing.compared, routing.mask, self.top_k)
+        self.average.take(routing.compared, routing.mask, self.top_k, scope=routing.scope)
 
 
 class Quantile(WideBuffers):
@@ -257,16 +286,17 @@ class Quantile(WideBuffers):
             routing: what this rule decided.
         """
         logits = routing.compared
-        logits = logits if routing.mask is None else logits[routing.mask]
+        logits = routing.scope.rows(logits if routing.mask is None else logits[routing.mask])
         rows, num_experts = logits.shape
-        if rows == 0 or self.top_k >= num_experts:
+        if self.top_k >= num_experts:
             return
         prices, share = self.prices.to(logits.dtype), min(max(self.top_k * rows // num_experts, 1), rows)
-        for _ in range(self.steps):
+        for _ in range(self.steps if rows else 0):
             top = (logits - prices).topk(self.top_k + 1, dim=-1).values[:, -2:]
             wanted = (logits - top.mean(-1, keepdim=True)).sort(dim=0, descending=True).values
             prices = (wanted[share - 1] + wanted[min(share, rows - 1)]) / 2
-        self.prices.copy_(prices - prices.mean())
+        prices, rows = average(prices - prices.mean(), torch.tensor(rows, device=logits.device), routing.scope)
+        self.prices.copy_(torch.where(rows > 0, prices, self.prices))
 
 
 def expert_bias(
@@ -362,7 +392,7 @@ class LossFree(WideBuffers):
             routing: what this rule decided.
         """
         num_experts = routing.num_experts
-        load = count_groups(routing.indices.reshape(-1), num_experts + 1)[:num_experts]
+        load = routing.scope.everywhere(count_groups(routing.indices.reshape(-1), num_experts + 1)[:num_experts])
         self.bias += self.rate * torch.sign(load.sum() - num_experts * load)
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equipoise.nn._routing import Routing
+from equipoise.sampling import THIS_PROCESS, Scope
 
 CREDITS = ("token", "sequence", "batch")
 WEIGHTS = ("router", "all", "none")
@@ -50,13 +51,16 @@ def product_weight(routings: Sequence[Routing], dtype: torch.dtype) -> Float[Ten
 
 
 @torch.no_grad()
-def credited(advantage: Float[Tensor, " T"], shape: Sequence[int], credit: str) -> Float[Tensor, " T"]:
+def credited(
+    advantage: Float[Tensor, " T"], shape: Sequence[int], credit: str, scope: Scope = THIS_PROCESS
+) -> Float[Tensor, " T"]:
     """Adds up, for each row, the advantages that its decisions answer for.
 
     Args:
         advantage: f_i - b_i, times W_i where all terms carry weights.
         shape: of the tokens; the last axis is the position in a sequence.
         credit: "token": its own; "sequence": its own and those after it in its sequence; "batch": all.
+        scope: the rows that credit "batch" is about: those that share a capacity.
 
     Returns:
         [T].
@@ -68,6 +72,6 @@ def credited(advantage: Float[Tensor, " T"], shape: Sequence[int], credit: str) 
     if credit == "token":
         return advantage
     if credit == "batch":
-        return advantage.sum().expand_as(advantage)
+        return scope.total(advantage.sum()).expand_as(advantage)
     by_sequence = advantage.reshape(*shape) if len(shape) > 0 else advantage
     return by_sequence.flip(-1).cumsum(-1).flip(-1).reshape(-1)

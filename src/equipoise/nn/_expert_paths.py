@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from equipoise._core import in_transform
 from equipoise.nn._fused import fused_experts
 from equipoise.nn._grouped import Grouped
+from equipoise.nn._permutation import reshaped
 from equipoise.nn._plain_experts import Weights, activate, plain_experts
 
 # Below this many multiplications an expert and product, a batched product over all experts beats one call for each.
@@ -69,7 +70,7 @@ def _bmm(groups: Grouped, weights: Weights) -> Tensor:
         )
     x = groups.rows.reshape(groups.num_experts, groups.slots, groups.rows.shape[1])
     hidden = activate(_batched_linear(x, weights.up, weights.up_bias), weights.activation)
-    return _batched_linear(hidden, weights.down, weights.down_bias).reshape(groups.rows.shape)
+    return reshaped(_batched_linear(hidden, weights.down, weights.down_bias), groups.rows.shape)
 
 
 def _batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -31,6 +31,12 @@ _KINDS = ("mlp", "swiglu")
 _COMPUTE = ("auto", *PATHS)
 
 
+def here(x: Tensor) -> Tensor:
+    """Returns a parameter's part in this process: all of it, unless experts are spread over ranks (a DTensor)."""
+    to_local = getattr(x, "to_local", None)
+    return x if to_local is None else to_local()
+
+
 class Experts(Protocol):
     """What a layer asks of its experts: outputs for grouped rows, in the same layout."""
 
@@ -98,14 +104,13 @@ class _StackedExperts(nn.Module):
             The outputs, row for row; zero for rows that belong to nobody.
         """
         check_tokens("rows", groups.rows, None, self.dim)
-        check_group_sizes(groups.rows.shape[0], groups.num_experts, groups.slots, self.num_experts)
         device = autocast_device(groups.rows.device)
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         if cast is None or groups.rows.dtype == torch.float64:  # which autocast leaves alone
             check_same_dtype("rows", groups.rows, "the experts' parameters", self.up)
-            weights = self._weights(self.up.dtype)
+            weights = self._weights(groups, self.up.dtype)
             return PATHS[self._path(groups, weights)](groups, weights)
-        weights = self._weights(cast)
+        weights = self._weights(groups, cast)
         cast_groups = Grouped(rows=groups.rows.to(cast), counts=groups.counts, slots=groups.slots)
         with torch.autocast(device, enabled=False):
             return PATHS[self._path(groups, weights)](cast_groups, weights)
@@ -113,14 +118,12 @@ class _StackedExperts(nn.Module):
     def _path(self, groups: Grouped, weights: Weights) -> str:
         return pick_path(groups, weights) if self.compute == "auto" else self.compute
 
-    def _weights(self, dtype: torch.dtype) -> Weights:
-        return Weights(
-            up=self.up.to(dtype),
-            up_bias=None if self.up_bias is None else self.up_bias.to(dtype),
-            down=self.down.to(dtype),
-            down_bias=None if self.down_bias is None else self.down_bias.to(dtype),
-            activation=self.activation,
-        )
+    def _weights(self, groups: Grouped, dtype: torch.dtype) -> Weights:
+        """Returns the parameters of the experts that are here, in `dtype`; requires a group for each."""
+        up, down = here(self.up).to(dtype), here(self.down).to(dtype)
+        up_bias, down_bias = (None if x is None else here(x).to(dtype) for x in (self.up_bias, self.down_bias))
+        check_group_sizes(groups.rows.shape[0], groups.num_experts, groups.slots, up.shape[0])
+        return Weights(up=up, up_bias=up_bias, down=down, down_bias=down_bias, activation=self.activation)
 
     def extra_repr(self) -> str:
         """The sizes, for `repr`."""

@@ -15,6 +15,7 @@ from equipoise._core import check_shape
 from equipoise.estimators import EMABaseline
 from equipoise.nn._residual_baseline import ResidualBaseline
 from equipoise.nn._surrogate_checks import check_per_layer, check_residual
+from equipoise.sampling import THIS_PROCESS, Scope
 
 Baseline = float | int | Tensor | EMABaseline | ResidualBaseline
 """A number, a number for each token, or something that learns one from past batches."""
@@ -90,6 +91,7 @@ def read_baselines(
     active: Bool[Tensor, " T"],
     shape: Sequence[int],
     moves: bool,
+    scope: Scope = THIS_PROCESS,
 ) -> list[Tensor | float]:
     """Reads every b, which knows past batches only; then lets what learns see this one.
 
@@ -99,6 +101,7 @@ def read_baselines(
         active: rows to learn from.
         shape: of the tokens.
         moves: whether to learn.
+        scope: of the rows; what learns, learns from those of all ranks.
 
     Returns:
         One entry for each pair.
@@ -107,7 +110,7 @@ def read_baselines(
     learners = {id(baseline): (baseline, r) for (baseline, _), (_, r) in zip(pairs, found, strict=True)}
     if moves:
         for baseline, r in learners.values():  # one that serves several layers sees a batch once
-            _learn(baseline, r, losses, active)
+            _learn(baseline, r, losses, active, scope)
     return [b for b, _ in found]
 
 
@@ -130,9 +133,9 @@ def _read(
     return float(own), losses
 
 
-def _learn(own: Baseline, r: Tensor, losses: Tensor, active: Tensor) -> None:
+def _learn(own: Baseline, r: Tensor, losses: Tensor, active: Tensor, scope: Scope) -> None:
     """Lets a baseline that learns take in the batch."""
     if isinstance(own, EMABaseline):
-        own.update(losses, active)
+        own.update(losses, active, scope)
     elif isinstance(own, ResidualBaseline):
-        own.update(losses, r, active)
+        own.update(losses, r, active, scope)

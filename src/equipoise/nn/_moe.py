@@ -17,6 +17,7 @@ from equipoise.nn._capture import RoutingSource, emit
 from equipoise.nn._dispatch import Dispatcher, LocalDispatcher
 from equipoise.nn._experts import make_experts
 from equipoise.nn._make_router import RoutingOptions, check_known_options, make_router
+from equipoise.nn._permutation import reshaped
 from equipoise.nn._router import Router
 from equipoise.nn._router_checks import check_input_dim
 from equipoise.nn._routing import Routing
@@ -150,7 +151,7 @@ class MoE(RoutingSource):
         routing: Routing = self.router(x, mask=mask, token_ids=token_ids, generator=generator)
         tokens, metadata = self.dispatcher.dispatch(x.reshape(-1, self.dim), routing)
         y = self.dispatcher.combine(self.experts(tokens), metadata)
-        return emit(self, routing, y.to(x.dtype).reshape(x.shape), x)
+        return emit(self, routing, reshaped(y.to(x.dtype), x.shape), x)
 
     def _check_transforms(self, x: Tensor) -> None:
         """Refuses what the way of rows to their experts and back has no rules for; looks at a number otherwise."""

@@ -16,8 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from equipoise._core import check_at_least
-from equipoise.assignment import assign
-from equipoise.balancing import sinkhorn
 from equipoise.nn._named_router import NamedRouter, without_buffers
 from equipoise.nn._routing import Routing
 from equipoise.nn._rules import RouteRequest
@@ -110,14 +108,14 @@ class Base(_BalancedInTraining):
     assigns_all: ClassVar[bool] = True
 
     def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
-        rows, num_experts = logits.shape
-        capacity = max(rows, 1) if request.capacity is None else request.capacity
-        a = assign(logits.detach(), capacity, top_k=self.top_k, mask=request.mask)
+        scope, (rows, num_experts) = request.scope, logits.shape
+        capacity = max(scope.count(rows), 1) if request.capacity is None else request.capacity
+        a = scope.assign(logits.detach(), capacity, top_k=self.top_k, mask=request.mask)
         return replace(
             choose(a.z, replace(request, capacity=None), gated=True, prices=a.prices),
             gap=a.gap,
             capacity=request.capacity,
-            exactly_balanced=request.mask is None and capacity * num_experts == self.top_k * rows,
+            exactly_balanced=scope.ranks == 1 and request.mask is None and capacity * num_experts == self.top_k * rows,
         )
 
 
@@ -133,7 +131,7 @@ class SinkhornBase(_BalancedInTraining):
     """
 
     def _balance(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
-        balanced = sinkhorn(logits.detach(), mask=request.mask)
+        balanced = request.scope.sinkhorn(logits.detach(), mask=request.mask)
         return choose_top(balanced.log_p, request, top_k=self.top_k, prices=balanced.prices, work=balanced.iterations)
 
 

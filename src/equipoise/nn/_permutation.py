@@ -8,6 +8,7 @@ well: no atomic additions, no zeroed buffer, and the same result every time.
 Legend: T tokens, K choices a token, m rows in groups, D = dim.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,6 +60,18 @@ def combine_rows(
         The sums in the dtype of the scores, differentiable with respect to outputs and scores.
     """
     return _CombineRows.apply(outputs, scores, choice_of, row_of, empty, dropped)  # pyright: ignore[reportReturnType]
+
+
+def reshaped(x: Float[Tensor, "..."], shape: Sequence[int]) -> Float[Tensor, "..."]:
+    """Gives a tensor that nobody else holds another shape, without the mark of a view.
+
+    FSDP2 hangs its backward pass on a module's output, and warns where that is a view.
+
+    Args:
+        x: fresh.
+        shape: of as many numbers.
+    """
+    return torch.ops.aten._unsafe_view(x.contiguous(), list(shape))
 
 
 class _GatherRows(torch.autograd.Function):

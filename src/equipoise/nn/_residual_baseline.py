@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise._core import check_fraction, check_shape
 from equipoise.nn._bias_rules import WideBuffers
+from equipoise.sampling import THIS_PROCESS, Scope
 
 # Below this fraction of the mean square, a variance is rounding, and its inverse noise.
 _NO_SPREAD = 1e-8
@@ -91,6 +92,7 @@ class ResidualBaseline(WideBuffers):
         losses: Float[Tensor, "*shape"],
         residual: Float[Tensor, "*shape"],
         counted: Bool[Tensor, "*shape"] | None = None,
+        scope: Scope = THIS_PROCESS,
     ) -> None:
         """Takes in a batch, after its estimate has read the baseline.
 
@@ -98,13 +100,14 @@ class ResidualBaseline(WideBuffers):
             losses: f.
             residual: r.
             counted: rows to take in; None for all of them. Without any, nothing changes.
+            scope: of the rows: those of all ranks are taken in.
         """
         check_shape("residual", residual, losses.shape, "one number for each token")
         f, r = losses.double(), residual.double()
         one = torch.ones_like(f) if counted is None else counted.double()
         if counted is not None:
             f, r = torch.where(counted, f, 0.0), torch.where(counted, r, 0.0)
-        sums = torch.stack([one.sum(), r.sum(), f.sum(), (r * r).sum(), (r * f).sum()])
+        sums = scope.everywhere(torch.stack([one.sum(), r.sum(), f.sum(), (r * r).sum(), (r * f).sum()]))
         rows = sums[0]
         moved = self.decay * self.moments.to(sums) + (1 - self.decay) * sums / rows.clamp_min(1)
         self.moments.copy_(torch.where(rows > 0, moved, self.moments.to(sums)))

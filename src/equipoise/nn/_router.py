@@ -44,6 +44,7 @@ from equipoise.nn._scoring import Scoring
 from equipoise.nn._selection import choose_top
 from equipoise.nn._token_prior import TokenPrior, TokenTable
 from equipoise.ops import log_softmax
+from equipoise.sampling import THIS_PROCESS, Scope
 
 EVALUATIONS = ("argmax", "priced")
 # Updates between two looks at the prices of a router that does not use them: enough to change to "priced" at any time.
@@ -68,6 +69,8 @@ class Router(WideBuffers):
 
     temperature: Tensor
     updates: Tensor
+    scope: Scope = THIS_PROCESS
+    """The rows that share the capacity; `equipoise.distributed.parallelize` sets another."""
     weight: nn.Parameter  # None without a gate
 
     def __init__(
@@ -253,25 +256,30 @@ class Router(WideBuffers):
             scoring = self.scoring
             selection = None if scoring is None else scoring.compared(logits, bias)
             log_p = log_softmax(logits) if scoring is None else scoring.log_p(logits)
+            rows, exact = logits.shape[0], self.traits.holds_all
+            scope = self.scope.begin(rows, whole=mask is None, training=self.training, exact=exact)
             request = RouteRequest(
                 logits=logits,
                 log_p=log_p,
-                capacity=self.capacity(logits.shape[0]),
+                capacity=self.capacity(scope.count(rows)),
                 mask=flat_mask,
                 token_ids=flat_ids,
                 positions=_positions(shape, logits.device),
                 training=self.training,
                 temperature=self.temperature if self._temperature_moves else self.fixed_temperature,
-                generator=generator,
+                generator=scope.generator(generator, logits.device) if self.training else generator,
                 eps=self.auto.read("eps") if self.auto is not None and "eps" in self.auto.names else None,
                 shape=shape,
                 scoring=scoring,
                 selection=selection,
+                scope=scope,
             )
             routing = self._rescaled(self._choose(logits if selection is None else selection, request), request)
-            if not (self.training and self.loss_weights):
-                return routing
-            return replace(routing, balance_losses=balance_losses(self.loss_weights, logits, request))
+            if self.training and self.loss_weights:
+                routing = replace(routing, balance_losses=balance_losses(self.loss_weights, logits, request))
+            if scope.ranks > 1:  # now, since all ranks are here, and not when one of them reads it
+                _ = routing.stats
+            return routing
 
     def _from_prior(self, prior: TokenTable, token_ids: Tensor | None, mask: Tensor | None) -> Tensor:
         """Looks up what the token prior adds to the logits."""
@@ -339,7 +347,8 @@ class Router(WideBuffers):
         """Takes in the prices of a batch; of every eighth where they are not used yet."""
         every = 1 if self.evaluation == "priced" else _SELDOM
         if every == 1 or int(self.updates) % every == 0:
-            average.take(routing.compared, routing.mask, self.traits.top_k, stands_for=every)
+            how: dict[str, Any] = {"stands_for": every, "scope": routing.scope}
+            average.take(routing.compared, routing.mask, self.traits.top_k, **how)
 
     def extra_repr(self) -> str:
         """Shows the settings."""

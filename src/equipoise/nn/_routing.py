@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise._core import Record, compact_repr
 from equipoise.nn._stats import RoutingStats, routing_stats
-from equipoise.sampling import Sample
+from equipoise.sampling import THIS_PROCESS, Sample, Scope
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -45,6 +45,7 @@ class Routing(Record):
             `log_prob()`, times weight and loss.
         exactly_balanced: known without looking at a tensor: every expert has exactly K T / E rows, none is dropped
             or masked.
+        scope: the rows that shared the capacity, and that telemetry is about.
         balance_losses: scalars to add to the loss, with their weights in them; only those whose weight is not 0.
         selection: what was compared before any prices, where that is not the logits (see `Scoring`).
     """
@@ -63,6 +64,7 @@ class Routing(Record):
     capacity: int | None = None
     score_function: bool = False
     exactly_balanced: bool = False
+    scope: Scope = THIS_PROCESS
     balance_losses: Mapping[str, Tensor] = field(default_factory=dict)
     selection: Float[Tensor, "T E"] | None = None
 

@@ -16,7 +16,8 @@ from equipoise.estimators import read_traits
 from equipoise.nn._router_checks import check_choice
 from equipoise.nn._routing import Routing
 from equipoise.nn._scoring import Scoring
-from equipoise.ops import count_groups, rank_within_groups
+from equipoise.ops import count_groups
+from equipoise.sampling import THIS_PROCESS, Scope
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,6 +39,7 @@ class RouteRequest:
         shape: the leading dimensions of the input, x [*shape, dim]; None: it had one.
         scoring: what the logits mean; None: a softmax, and the factors that the rule says.
         selection: what the rule compares, where that is not the logits.
+        scope: the rows that share the capacity: those of the logits, or those of several ranks.
     """
 
     logits: Float[Tensor, "T E"]
@@ -53,6 +55,7 @@ class RouteRequest:
     shape: tuple[int, ...] | None = None
     scoring: Scoring | None = None
     selection: Float[Tensor, "T E"] | None = None
+    scope: Scope = THIS_PROCESS
 
     def route(
         self,
@@ -90,6 +93,7 @@ class RouteRequest:
             mask=mask,
             shape=(rows,) if self.shape is None else self.shape,
             selection=self.selection,
+            scope=self.scope,
             **known,
         )
 
@@ -164,7 +168,11 @@ def rule_traits(rule: RoutingRule) -> RuleTraits:
 
 
 def drop_overflow(
-    indices: Int[Tensor, "T K"], num_experts: int, capacity: int | None, mask: Bool[Tensor, "T"] | None = None
+    indices: Int[Tensor, "T K"],
+    num_experts: int,
+    capacity: int | None,
+    mask: Bool[Tensor, "T"] | None = None,
+    scope: Scope = THIS_PROCESS,
 ) -> Int[Tensor, "T K"]:
     """Limits every expert to its first `capacity` rows, by position; all first choices come before all second ones.
 
@@ -173,6 +181,7 @@ def drop_overflow(
         num_experts: E.
         capacity: rows that an expert may take; None: no limit.
         mask: rows that take an expert; the others take up no room.
+        scope: the rows that share the capacity; those of lower ranks come first.
 
     Returns:
         The experts that process each row; `num_experts` where one has no room, or the row is masked.
@@ -186,8 +195,9 @@ def drop_overflow(
     if capacity is None:
         return indices
     asked = indices.T.reshape(-1)  # choice by choice, rows in order
-    keys = torch.zeros(asked.shape, device=asked.device)
-    rank = rank_within_groups(asked, keys, count_groups(asked, num_experts + 1))
+    choice = torch.arange(indices.shape[1], dtype=torch.float32, device=asked.device)
+    keys = choice.repeat_interleave(indices.shape[0])
+    rank = scope.rank_within_groups(asked, keys, scope.total(count_groups(asked, num_experts + 1)))
     kept = torch.where(rank < capacity, asked, num_experts)
     return kept.reshape(indices.shape[1], indices.shape[0]).T
 

@@ -105,9 +105,9 @@ class SamplingRule:
         if not request.training:
             routing = choose_top(logits, request, top_k=self.top_k, gated=self.gated)
             return routing if self.top_k == 1 else replace(routing, scores=self.factors(request.log_p, routing.indices))
-        rows, num_experts = logits.shape
+        scope, (rows, num_experts) = request.scope, logits.shape
         # None would mean "as few rows as possible" to a strategy; here it means as many as there are.
-        capacity = max(rows, 1) if request.capacity is None else request.capacity // self.top_k
+        capacity = max(scope.count(rows), 1) if request.capacity is None else request.capacity // self.top_k
         s, weight = self._draw(request, capacity)
         indices = torch.where(s.kept_rounds, s.z_rounds, num_experts)
         drops_none = s.respects_capacity and s.assigns_all and request.mask is None  # known without reading a tensor
@@ -120,7 +120,7 @@ class SamplingRule:
             gap=s.total_gap,
             capacity=request.capacity,
             score_function=self.loss != "gating",
-            exactly_balanced=drops_none and capacity * num_experts == rows,
+            exactly_balanced=scope.ranks == 1 and drops_none and capacity * num_experts == rows,
         )
 
     def _draw(self, request: RouteRequest, capacity: int) -> tuple[Sample, Tensor]:
@@ -131,6 +131,8 @@ class SamplingRule:
             for _ in range(self.top_k)
         ]
         how: dict[str, Any] = {} if request.eps is None else {"eps": request.eps}
+        if request.scope.ranks > 1:  # a strategy of the user's own need not know it
+            how["scope"] = request.scope
         return sample_rounds(
             log_p,
             self.strategy,

@@ -66,7 +66,7 @@ def choose(
     Returns:
         The decision.
     """
-    indices = drop_overflow(wanted, request.num_experts, request.capacity, request.mask)
+    indices = drop_overflow(wanted, request.num_experts, request.capacity, request.mask, request.scope)
     chosen = indices < request.num_experts
     if gated:
         scores = torch.where(chosen, _gates(wanted, request), 0.0)

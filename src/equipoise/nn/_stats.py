@@ -65,26 +65,28 @@ def routing_stats(routing: "Routing") -> RoutingStats:
     Returns:
         The numbers, detached.
     """
-    num_experts, k = routing.num_experts, routing.indices.shape[1]
-    load = count_groups(routing.indices.reshape(-1), num_experts + 1)[:num_experts]
+    num_experts, k, scope = routing.num_experts, routing.indices.shape[1], routing.scope
+    load = scope.total(count_groups(routing.indices.reshape(-1), num_experts + 1)[:num_experts])
     log_p, weight = routing.log_p.detach(), routing.weight.detach()
     entropy = -(log_p.exp() * log_p.clamp_min(torch.finfo(log_p.dtype).min)).sum(-1)
     if routing.mask is not None:
         entropy = torch.where(routing.mask, entropy, 0.0)
     n = torch.as_tensor(routing.num_points, device=log_p.device).to(log_p.dtype)
-    asked, squares = (n * k).clamp_min(1), weight.square().sum()
+    sums = torch.stack([n, entropy.sum(), weight.sum(), weight.square().sum()])
+    n, uncertainty, weights, squares = scope.total(sums).unbind()
+    asked = (n * k).clamp_min(1)
     total = load.sum().to(log_p.dtype)
     share = load / total.clamp_min(1)
     spread = -torch.special.xlogy(share, share).sum() / max(math.log(num_experts), 1e-9)
-    sample_size = weight.sum().square() / (n * squares).clamp_min(torch.finfo(log_p.dtype).tiny)
+    sample_size = weights.square() / (n * squares).clamp_min(torch.finfo(log_p.dtype).tiny)
     return RoutingStats(
         load=load,
         max_violation=torch.where(total > 0, share.amax() * num_experts - 1, 0.0),
         load_entropy=torch.where(total > 0, spread, 1.0) if num_experts > 1 else torch.ones_like(spread),
-        router_entropy=entropy.sum() / n.clamp_min(1),
+        router_entropy=uncertainty / n.clamp_min(1),
         fraction_dropped=torch.where(n > 0, 1 - total / asked, 0.0),
         effective_sample_size=torch.where(n > 0, sample_size, 1.0),
-        largest_weight=weight.amax() if weight.numel() else torch.zeros_like(total),
+        largest_weight=scope.largest(weight.amax() if weight.numel() else torch.zeros_like(total)),
         gap=routing.gap,
         work=routing.work,
     )

@@ -31,6 +31,7 @@ from equipoise.nn._surrogate_checks import (
     check_targets,
     check_token_shape,
 )
+from equipoise.sampling import Scope
 
 # The first calls show whether a training loop is put together rightly; later ones are looked at now and then.
 _CHECKED_CALLS = 3
@@ -245,7 +246,8 @@ class Surrogate(nn.Module):
         weight = product_weight(routings, losses.dtype) if self.weights == "all" else torch.ones_like(losses)
         if counted is not None:
             weight = torch.where(counted, weight, 0.0)
-        n: Any = max(losses.shape[0], 1) if counted is None else counted.sum().clamp_min(1)
+        scope = routings[0].scope
+        n = _rows_that_count(losses, counted, scope)
         active = weight != 0  # a row of weight 0 has no term, whatever its loss holds
         value = torch.where(active, weight * losses, 0.0).sum() / n
         left, readout = losses.detach(), None
@@ -257,11 +259,11 @@ class Surrogate(nn.Module):
             pairs, readout = own(routings, emissions, targets, token_losses.shape, counted)
             value = value + (readout - readout.detach())
         moves = self.training and torch.is_grad_enabled()
-        baselines = read_baselines(pairs, left, active, token_losses.shape, moves)
+        baselines = read_baselines(pairs, left, active, token_losses.shape, moves, scope)
 
         def credit(b: Tensor | float) -> Tensor:
             advantage = torch.where(active, weight * (left - b), 0.0)
-            return credited(advantage, shape, self.credit) / n
+            return credited(advantage, shape, self.credit, scope) / n
 
         credits = [credit(b) for b in baselines]
         credits = credits if len(credits) > 1 else credits * len(emissions)
@@ -308,6 +310,17 @@ class Surrogate(nn.Module):
     def extra_repr(self) -> str:
         """Shows the settings."""
         return f"credit={self.credit!r}, weights={self.weights!r}"
+
+
+def _rows_that_count(losses: Tensor, counted: Tensor | None, scope: Scope) -> Any:
+    """Returns n, at least 1: a number where it is known. Of rows on several ranks, the mean over ranks.
+
+    The loss of the batch is the mean of the ranks' losses, and so the sum over all rows divided by all of them.
+    """
+    if scope.ranks == 1:
+        return max(losses.shape[0], 1) if counted is None else counted.sum().clamp_min(1)
+    own = torch.tensor(losses.shape[0], device=losses.device) if counted is None else counted.sum()
+    return scope.total(own).clamp_min(1) / scope.ranks
 
 
 def _less_critic(

@@ -8,12 +8,16 @@ from equipoise.sampling._independent import sample_independent as sample_indepen
 from equipoise.sampling._rounds import DrawsWeighted as DrawsWeighted
 from equipoise.sampling._rounds import sample_rounds as sample_rounds
 from equipoise.sampling._sample import Sample as Sample
+from equipoise.sampling._scope import THIS_PROCESS as THIS_PROCESS
+from equipoise.sampling._scope import Scope as Scope
 from equipoise.sampling._skip import sample_skip as sample_skip
 
 __all__ = [
     "DrawsWeighted",
     "Marginals",
     "Sample",
+    "Scope",
+    "THIS_PROCESS",
     "sample_averaged",
     "sample_gumbel_matching",
     "sample_independent",

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_capacity, check_floating, check_matrix, check_same_device, check_shape
-from equipoise.assignment import assign
+from equipoise._core import check_floating, check_matrix, check_same_device, check_shape
 from equipoise.sampling._checks import check_solves_of
 from equipoise.sampling._gumbel_matching import price_of_room
 from equipoise.sampling._proposal import keep_all, mix_flat, propose_for_solves
 from equipoise.sampling._sample import Sample
+from equipoise.sampling._scope import THIS_PROCESS, Scope
 
 
 @torch.no_grad()
@@ -28,6 +28,7 @@ def sample_averaged(
     sinkhorn_first: bool = False,
     eps: float | int | Float[Tensor, "*#batch"] = 0.0,
     coin: Float[Tensor, "*batch m n"] | None = None,
+    scope: Scope = THIS_PROCESS,
 ) -> Sample:
     r"""Draws one of m balanced assignments, with the mean of their conditionals for its probability.
 
@@ -53,6 +54,7 @@ def sample_averaged(
         eps: the mixture weight of the flat component of `sample_gumbel_matching`, in [0, 1); 0 where the temperature
             is 0.
         coin: uniform numbers, one a row and solve: rows below eps draw from the flat component. Needed where eps > 0.
+        scope: the rows that share the capacity: those given here, or those of several ranks, whose `pick` is then one.
 
     Returns:
         The sample; every row is kept. Prices and gap are those of the assignment that is used.
@@ -72,20 +74,20 @@ def sample_averaged(
     check_shape("pick", pick, batch, "one number for each problem")
     check_floating("pick", pick)
     check_same_device("pick", pick, "logits", logits)
-    proposal = propose_for_solves(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
-    slots = check_capacity(capacity, batch, n, k, mask, logits.device)
-    proposal = mix_flat(proposal, eps, coin, [*batch, m, n], slots)
+    proposal = propose_for_solves(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first, scope=scope)
+    slots = scope.slots(capacity, [*batch, n, k], mask, logits.device)
+    proposal = mix_flat(proposal, eps, coin, [*batch, m, n], slots, scope)
     each = proposal.over_solves()
     scores = each.scores(gumbel)
     slots_of_each = slots.unsqueeze(-2).expand(*batch, m, k)
-    a = assign(scores, slots_of_each, mask=None if mask is None else mask.unsqueeze(-2).expand(*batch, m, n))
-    log_q_of_each = each.log_mixture(price_of_room(scores, a, proposal.logits.dtype))
+    a = scope.assign(scores, slots_of_each, mask=None if mask is None else mask.unsqueeze(-2).expand(*batch, m, n))
+    log_q_of_each = each.log_mixture(price_of_room(scores, a, proposal.logits.dtype, scope))
     log_q = log_q_of_each.logsumexp(-3) - math.log(m)
 
-    used = (pick * m).long().clamp_max(m - 1)  # m times the largest number below 1 may round up to m
+    used = (scope.first(pick) * m).long().clamp_max(m - 1)  # m times the largest number below 1 may round up to m
     z = a.z.take_along_dim(used[..., None, None], -2).squeeze(-2)
     prices = a.prices.take_along_dim(used[..., None, None], -2).squeeze(-2)
     gap = a.gap.take_along_dim(used[..., None], -1).squeeze(-1)
     log_q = proposal.log_q(log_q, z)
     kept, keep_weight = keep_all(mask, z, log_q.dtype)
-    return Sample(z, log_q, kept, keep_weight, mask, slots, proposal.deterministic, prices=prices, gap=gap)
+    return Sample(z, log_q, kept, keep_weight, mask, slots, proposal.deterministic, prices=prices, gap=gap, scope=scope)

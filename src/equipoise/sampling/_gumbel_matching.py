@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_capacity, check_one_of
-from equipoise.assignment import Assignment, assign, detour_costs
-from equipoise.balancing import sinkhorn
+from equipoise._core import check_one_of
+from equipoise.assignment import Assignment
 from equipoise.sampling._pairs import fits_pairs, match_pairs
 from equipoise.sampling._proposal import keep_all, mix_flat, propose
 from equipoise.sampling._sample import Sample
+from equipoise.sampling._scope import THIS_PROCESS, Scope
 
 Marginals = Literal["conditional", "sinkhorn", "proposal"]
 
@@ -30,6 +30,7 @@ def sample_gumbel_matching(
     marginals: Marginals = "conditional",
     eps: float | int | Float[Tensor, "*#batch"] = 0.0,
     coin: Float[Tensor, "*batch n"] | None = None,
+    scope: Scope = THIS_PROCESS,
 ) -> Sample:
     r"""Draws a balanced assignment: the best one for perturbed logits.
 
@@ -73,6 +74,7 @@ def sample_gumbel_matching(
             nothing had been balanced. With eps > 0, the same of each component, mixed.
         eps: the mixture weight, in [0, 1), one number or one for each problem; 0 where the temperature is 0.
         coin: uniform numbers, one a row: rows below eps draw from the flat component. Needed where eps > 0.
+        scope: the rows that share the capacity: those given here, or those of several ranks.
 
     Returns:
         The sample; every row is kept.
@@ -90,35 +92,47 @@ def sample_gumbel_matching(
         Lewis, Bhosale, Dettmers, Goyal, Zettlemoyer, BASE layers (2021).
     """
     check_one_of("marginals", marginals, get_args(Marginals))
-    proposal = propose(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
+    proposal = propose(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first, scope=scope)
     *batch, n, k = logits.shape
-    slots = check_capacity(capacity, batch, n, k, mask, logits.device)
-    proposal = mix_flat(proposal, eps, coin, [*batch, n], slots)
+    slots = scope.slots(capacity, [*batch, n, k], mask, logits.device)
+    proposal = mix_flat(proposal, eps, coin, [*batch, n], slots, scope)
     sinkhorns = marginals == "sinkhorn" and not (sinkhorn_first and capacity is None)
-    if fits_pairs(proposal, gumbel):
+    if scope.ranks == 1 and fits_pairs(proposal, gumbel):
         found = match_pairs(proposal, gumbel, slots, conditional=marginals == "conditional")
         if found is not None:
             z, log_q, prices, gap = found
-            log_q = sinkhorn(proposal.logits, capacity).log_p if sinkhorns else log_q
-            return Sample(z, log_q, *keep_all(None, z, log_q.dtype), None, slots, prices=prices, gap=gap)
+            log_q = scope.sinkhorn(proposal.logits, capacity).log_p if sinkhorns else log_q
+            kept, keep_weight = keep_all(None, z, log_q.dtype)
+            return Sample(z, log_q, kept, keep_weight, None, slots, prices=prices, gap=gap, scope=scope)
     scores = proposal.scores(gumbel)
-    a = assign(scores, slots, mask=mask)
+    a = scope.assign(scores, slots, mask=mask)
     if proposal.deterministic is True:
         log_q = torch.zeros_like(scores)  # one-hot below, whatever the marginals
     elif marginals == "conditional":
-        log_q = proposal.log_mixture(price_of_room(scores, a, proposal.logits.dtype))
+        log_q = proposal.log_mixture(price_of_room(scores, a, proposal.logits.dtype, scope))
     elif not sinkhorns:  # the proposal, which has Sinkhorn's marginals if it was balanced
         log_q = proposal.log_mixture()
     elif proposal.flat is None:
-        log_q = sinkhorn(proposal.logits, capacity, mask=mask).log_p
+        log_q = scope.sinkhorn(proposal.logits, capacity, mask=mask).log_p
     else:
         log_q = proposal.log_mixture(proposal.flat.prices.mT)
     log_q = proposal.log_q(log_q, a.z)
     kept, keep_weight = keep_all(mask, a.z, log_q.dtype)
-    return Sample(a.z, log_q, kept, keep_weight, mask, a.capacity, proposal.deterministic, prices=a.prices, gap=a.gap)
+    return Sample(
+        a.z,
+        log_q,
+        kept,
+        keep_weight,
+        mask,
+        a.capacity,
+        proposal.deterministic,
+        prices=a.prices,
+        gap=a.gap,
+        scope=scope,
+    )
 
 
-def price_of_room(scores: Tensor, a: Assignment, dtype: torch.dtype) -> Tensor:
+def price_of_room(scores: Tensor, a: Assignment, dtype: torch.dtype, scope: Scope = THIS_PROCESS) -> Tensor:
     """Returns d*_jz for each row, [..., k, n]: what the other rows lose if the row takes expert j in place of z_i.
 
     It does not depend on the row's own scores but for a constant (eq. 8), and q(z_i = j | A, G_-i) is the softmax over
@@ -126,4 +140,4 @@ def price_of_room(scores: Tensor, a: Assignment, dtype: torch.dtype) -> Tensor:
     """
     *batch, n, k = scores.shape
     taken = a.z.clamp_max(k - 1).unsqueeze(-2).expand(*batch, k, n)
-    return detour_costs(scores, a).to(dtype).gather(-1, taken)
+    return scope.detour_costs(scores, a).to(dtype).gather(-1, taken)

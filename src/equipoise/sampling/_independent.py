@@ -8,6 +8,7 @@ from torch import Tensor
 from equipoise.sampling._pairs import draw_rows
 from equipoise.sampling._proposal import keep_all, mix_flat, propose
 from equipoise.sampling._sample import Sample
+from equipoise.sampling._scope import THIS_PROCESS, Scope
 
 
 @torch.no_grad()
@@ -20,6 +21,7 @@ def sample_independent(
     sinkhorn_first: bool = False,
     eps: float | int | Float[Tensor, "*#batch"] = 0.0,
     coin: Float[Tensor, "*batch n"] | None = None,
+    scope: Scope = THIS_PROCESS,
 ) -> Sample:
     r"""Draws an expert for each row on its own.
 
@@ -40,6 +42,7 @@ def sample_independent(
         sinkhorn_first: draw from sinkhorn(a / tau), whose columns sum to n / k, in place of softmax(a / tau).
         eps: the mixture weight, in [0, 1), one number or one for each problem; 0 where the temperature is 0.
         coin: uniform numbers, one a row: rows below eps draw from the uniform component. Needed where eps > 0.
+        scope: the rows that `sinkhorn_first` balances: those given here, or those of several ranks.
 
     Returns:
         The sample; `log_q` is exact.
@@ -53,8 +56,8 @@ def sample_independent(
         Kool, Maddison, Mnih, Unbiased gradient estimation with balanced assignments for mixtures of experts (2021),
         section 2.
     """
-    proposal = propose(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
+    proposal = propose(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first, scope=scope)
     proposal = mix_flat(proposal, eps, coin, [*logits.shape[:-1]])
     z, log_q = draw_rows(proposal, gumbel)
     kept, keep_weight = keep_all(mask, z, log_q.dtype)
-    return Sample(z, log_q, kept, keep_weight, mask, deterministic=proposal.deterministic)
+    return Sample(z, log_q, kept, keep_weight, mask, deterministic=proposal.deterministic, scope=scope)

@@ -23,9 +23,9 @@ from equipoise._core import (
     checked_temperature,
     is_batched,
 )
-from equipoise.balancing import sinkhorn
 from equipoise.ops import largest, log_softmax
 from equipoise.sampling._checks import check_broadcasts, check_coin
+from equipoise.sampling._scope import THIS_PROCESS, Scope
 
 # The relative column error of the prices that a flat row sees.
 _PRICE_TOLERANCE = 1e-3
@@ -126,7 +126,13 @@ def _log_softmax_less(logits: Tensor, cost: Tensor | None) -> Tensor:
 
 
 def propose(
-    logits: Tensor, gumbel: Tensor, temperature: float | int | Tensor, mask: Tensor | None, *, sinkhorn_first: bool
+    logits: Tensor,
+    gumbel: Tensor,
+    temperature: float | int | Tensor,
+    mask: Tensor | None,
+    *,
+    sinkhorn_first: bool,
+    scope: Scope = THIS_PROCESS,
 ) -> Proposal:
     """Checks what every sampler takes, and applies temperature and balancing.
 
@@ -134,11 +140,17 @@ def propose(
     """
     check_matrix("logits", logits)
     check_shape("gumbel", gumbel, logits.shape, "one number for each entry of logits")
-    return propose_for_solves(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
+    return propose_for_solves(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first, scope=scope)
 
 
 def propose_for_solves(
-    logits: Tensor, gumbel: Tensor, temperature: float | int | Tensor, mask: Tensor | None, *, sinkhorn_first: bool
+    logits: Tensor,
+    gumbel: Tensor,
+    temperature: float | int | Tensor,
+    mask: Tensor | None,
+    *,
+    sinkhorn_first: bool,
+    scope: Scope = THIS_PROCESS,
 ) -> Proposal:
     """Does the same for noise whose shape was checked, with dimensions that the logits need not have."""
     check_floating("gumbel", gumbel)
@@ -152,12 +164,17 @@ def propose_for_solves(
     if isinstance(scale, Tensor) or scale != 1:  # a division by 1 would be a pass over the matrix for nothing
         logits = logits / scale
     if sinkhorn_first:
-        logits = sinkhorn(logits, mask=mask).log_p
+        logits = scope.sinkhorn(logits, mask=mask).log_p
     return Proposal(logits, deterministic, mask)
 
 
 def mix_flat(
-    proposal: Proposal, eps: float | int | Tensor, coin: Tensor | None, shape: list[int], slots: Tensor | None = None
+    proposal: Proposal,
+    eps: float | int | Tensor,
+    coin: Tensor | None,
+    shape: list[int],
+    slots: Tensor | None = None,
+    scope: Scope = THIS_PROCESS,
 ) -> Proposal:
     """Mixes the flat component in, with probability eps for each row.
 
@@ -168,6 +185,7 @@ def mix_flat(
         shape: [..., n], or more dimensions in front of the rows than the proposal has.
         slots: capacities int64 [..., k] that rows compete for; the prices are then Sinkhorn's for them, of the
             proposal's logits. None where rows do not compete: the prices are 0.
+        scope: the rows that compete.
 
     Returns:
         The mixture.
@@ -179,7 +197,7 @@ def mix_flat(
     if isinstance(eps, Tensor) and not _hidden(weight) and not bool(weight.any()):
         return proposal
     a = proposal.logits
-    prices = a.new_zeros([]) if slots is None else _prices(a, slots, proposal.mask)
+    prices = a.new_zeros([]) if slots is None else _prices(a, slots, proposal.mask, scope)
     # Keeps NaN and infinities as they are: forbidden pairs stay forbidden, and what is illegal is found out.
     logits = torch.where(a.isfinite(), prices, a)
     extra = coin.ndim - (a.ndim - 1)
@@ -187,13 +205,14 @@ def mix_flat(
     return replace(proposal, flat=Flat(logits, prices, weight, drawn))
 
 
-def _prices(logits: Tensor, slots: Tensor, mask: Tensor | None) -> Tensor:
+def _prices(logits: Tensor, slots: Tensor, mask: Tensor | None, scope: Scope) -> Tensor:
     """Sinkhorn's prices, [..., 1, k]: a function of the logits alone, so that they say nothing about a row's noise.
 
     Any such function would be exact. These make rows that see them as logits indifferent on average, and a part in a
     thousand is far less than the noise of the other rows moves what a row pays.
     """
-    return sinkhorn(logits, slots, mask=mask, tolerance=_PRICE_TOLERANCE).prices.to(logits.dtype).unsqueeze(-2)
+    balanced = scope.sinkhorn(logits, slots, mask=mask, tolerance=_PRICE_TOLERANCE)
+    return balanced.prices.to(logits.dtype).unsqueeze(-2)
 
 
 def _resolve_eps(eps: float | int | Tensor, proposal: Proposal) -> Tensor | None:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_capacity, check_mask, check_matrix
+from equipoise._core import check_mask, check_matrix
 from equipoise.ops import count_groups
 from equipoise.sampling._checks import check_rounds
 from equipoise.sampling._sample import Sample, among_the_rest
@@ -94,17 +94,16 @@ def sample_rounds(
     """
     check_matrix("log_p", log_p)
     check_mask(mask, log_p.shape[:-1])
-    *batch, n, k = log_p.shape
-    check_rounds(len(noises), k)
+    check_rounds(len(noises), log_p.shape[-1])
     log_p = log_p.detach()
     s, weight = strategy.draw(log_p, noises[0], capacity=capacity, mask=mask, sinkhorn_first=sinkhorn_first, **how)
     if len(noises) == 1:
         return s, weight
     samples, taken = [s], None
-    slots = room = check_capacity(capacity, batch, n, k, mask, log_p.device)
+    slots = room = s.scope.slots(capacity, log_p.shape, mask, log_p.device)
     for noise in noises[1:]:
         # A strategy that knows no capacity may have used more than there is, and will not look at what is left.
-        room = (room - _load(s)).clamp_min(0) + slots
+        room = (room - s.scope.total(_load(s))).clamp_min(0) + slots
         taken = s.taken(taken)
         s, w = strategy.draw(among_the_rest(log_p, taken), noise, capacity=room, mask=mask, **how)
         samples.append(s)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise._core import Record, compact_repr
 from equipoise.ops import count_groups, log_softmax
+from equipoise.sampling._scope import THIS_PROCESS, Scope
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -31,6 +32,7 @@ class Sample(Record):
         later: of K experts a row, drawn in K rounds without replacement: the samples of the second round and those
             after it. What is above is the first round's. `log_q` of a later one is given the rounds before, and -inf at
             a row's earlier experts.
+        scope: the rows that shared the capacity.
     """
 
     z: Int[Tensor, "*batch n"]
@@ -44,6 +46,7 @@ class Sample(Record):
     prices: Float[Tensor, "*batch k"] | None = None
     gap: Float[Tensor, "*batch"] | None = None
     later: tuple["Sample", ...] = ()
+    scope: Scope = THIS_PROCESS
 
     def __repr__(self) -> str:
         """Shows the sizes, and how it was drawn."""

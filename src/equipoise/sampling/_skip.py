@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_capacity, check_floating, check_same_device, check_shape, checked_slots
-from equipoise.ops import count_groups, rank_within_groups
+from equipoise._core import check_floating, check_same_device, check_shape, checked_slots
+from equipoise.ops import count_groups
 from equipoise.sampling._pairs import draw_rows, fits_pairs, keep_pairs
 from equipoise.sampling._proposal import mix_flat, propose
 from equipoise.sampling._sample import Sample
+from equipoise.sampling._scope import THIS_PROCESS, Scope
 
 
 @torch.no_grad()
@@ -26,6 +27,7 @@ def sample_skip(
     sinkhorn_first: bool = False,
     eps: float | int | Float[Tensor, "*#batch"] = 0.0,
     coin: Float[Tensor, "*batch n"] | None = None,
+    scope: Scope = THIS_PROCESS,
 ) -> Sample:
     r"""Draws an expert for each row on its own, then keeps at most c_j rows of expert j, chosen uniformly.
 
@@ -52,6 +54,7 @@ def sample_skip(
         sinkhorn_first: draw from sinkhorn(a / tau), whose columns sum to n / k, in place of softmax(a / tau).
         eps: the mixture weight, in [0, 1), one number or one for each problem; 0 where the temperature is 0.
         coin: uniform numbers, one a row: rows below eps draw from the uniform component. Needed where eps > 0.
+        scope: the rows that share the capacity: those given here, or those of several ranks.
 
     Returns:
         The sample. `log_q` is exact; `keep_weight` is the inverse of the probability of being kept.
@@ -66,31 +69,31 @@ def sample_skip(
         Kool, Maddison, Mnih, Unbiased gradient estimation with balanced assignments for mixtures of experts (2021),
         section 2.1 and appendix C.
     """
-    proposal = propose(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first)
+    proposal = propose(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first, scope=scope)
     *batch, n, k = logits.shape
     check_shape("priority", priority, [*batch, n], "one number a row")
     check_floating("priority", priority)
     check_same_device("priority", priority, "logits", logits)
-    slots = check_capacity(capacity, batch, n, k, mask, logits.device)
+    slots = scope.slots(capacity, [*batch, n, k], mask, logits.device)
     if capacity is not None:
         slots = checked_slots(slots)
-    proposal = mix_flat(proposal, eps, coin, [*batch, n])
+    proposal = mix_flat(proposal, eps, coin, [*batch, n], scope=scope)
     z, log_q = draw_rows(proposal, gumbel)
-    if fits_pairs(proposal, gumbel, priority):
+    if scope.ranks == 1 and fits_pairs(proposal, gumbel, priority):
         kept, keep_weight = keep_pairs(z, priority, slots, log_q.dtype)
     else:
-        kept, keep_weight = _subsample(z, priority, slots, log_q.dtype, masked=mask is not None)
-    return Sample(z, log_q, kept, keep_weight, mask, slots, proposal.deterministic, assigns_all=False)
+        kept, keep_weight = _subsample(z, priority, slots, log_q.dtype, scope, masked=mask is not None)
+    return Sample(z, log_q, kept, keep_weight, mask, slots, proposal.deterministic, assigns_all=False, scope=scope)
 
 
 def _subsample(
-    z: Tensor, priority: Tensor, capacity: Tensor, dtype: torch.dtype, *, masked: bool
+    z: Tensor, priority: Tensor, capacity: Tensor, dtype: torch.dtype, scope: Scope, *, masked: bool
 ) -> tuple[Tensor, Tensor]:
     """Keeps the rows of least priority, at most c_j of expert j, with n_j / min(n_j, c_j) for each (eq. (3))."""
     if masked:  # masked rows are one more expert, without capacity
         capacity = torch.nn.functional.pad(capacity, (0, 1))
-    counts = count_groups(z, capacity.shape[-1])
-    kept = rank_within_groups(z, priority, counts) < capacity.gather(-1, z)
+    counts = scope.total(count_groups(z, capacity.shape[-1]))
+    kept = scope.rank_within_groups(z, priority, counts) < capacity.gather(-1, z)
     # An expert that nobody drew has weight 0 / 1, which nobody reads; so do masked rows, whose expert keeps none.
     taken = torch.minimum(counts, capacity)
     weight = torch.where(taken > 0, counts, 0).to(dtype) / taken.clamp_min(1)

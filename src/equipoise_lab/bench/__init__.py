@@ -23,6 +23,9 @@ from equipoise_lab.bench._layer_report import layer_benchmark as layer_benchmark
 from equipoise_lab.bench._layer_report import layer_verdicts as layer_verdicts
 from equipoise_lab.bench._recipe import RECIPES as RECIPES
 from equipoise_lab.bench._recipe import AssignBench as AssignBench
+from equipoise_lab.bench._scale import SCALE_RECIPES as SCALE_RECIPES
+from equipoise_lab.bench._scale import ScaleBench as ScaleBench
+from equipoise_lab.bench._scale_report import scale_benchmark as scale_benchmark
 from equipoise_lab.bench._sinkhorn import SINKHORN_RECIPES as SINKHORN_RECIPES
 from equipoise_lab.bench._sinkhorn import SinkhornBench as SinkhornBench
 from equipoise_lab.bench._sinkhorn import sinkhorn_steps as sinkhorn_steps

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`equipoise bench assign`, `balance`, `sinkhorn` and `layer`."""
+"""`equipoise bench assign`, `balance`, `sinkhorn`, `layer` and `scale`."""
 
 import os
 from pathlib import Path
@@ -131,6 +131,43 @@ def layer(
 
     recipe = pick_recipe(LAYER_RECIPES, grid, threads=wanted, repeats=repeats, seed=seed)
     _run_benchmark(layer_benchmark(recipe), out, resume=resume)
+
+
+def scale(
+    out: Out = Path("out/bench-scale"),
+    grid: Annotated[
+        Literal["quick", "full"], typer.Option(help="Sizes: quick takes half a minute, full a few minutes.")
+    ] = "full",
+    ranks: Annotated[
+        list[int] | None, typer.Option(min=1, help="Processes; repeat it for several. [default: 1, 2, 4 and 8]")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Tokens of a process. [default: the grid's own]")] = None,
+    experts: Annotated[int | None, typer.Option(min=1, help="Experts. [default: the grid's own]")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Repetitions; the best counts.")] = None,
+    latency: Annotated[float, typer.Option(help="Seconds a message, of the machine that is computed.")] = 20e-6,
+    bandwidth: Annotated[float, typer.Option(help="Bytes a second and rank, of that machine.")] = 25e9,
+    flops: Annotated[float, typer.Option(help="Operations a second and rank, of that machine.")] = 2e14,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of parameters and tokens.")] = 0,
+    resume: Resume = False,
+) -> None:
+    """Measure a layer on several processes, and compute what it costs on thousands.
+
+    Starts 1, 2, 4 and 8 processes on this machine and measures one layer: bytes and messages, the exchange with equal
+    and with uneven splits, the assignment of each rank's own rows and of all rows, and what the latter is worth where
+    ranks see different data. A model of bytes, messages and solver time is held against that. The model then says what
+    a layer costs on up to 4,096 ranks of a machine whose network and speed you name. Tables say what was measured and
+    what was computed.
+
+    Writes `bench-scale.json`, `bench-scale.svg` and `bench-scale.png`.
+    """
+    _set_threads(1)
+
+    from equipoise_lab.bench import SCALE_RECIPES, pick_recipe, scale_benchmark
+
+    sizes = {"ranks": tuple(ranks) if ranks else None, "rows": rows, "experts": experts, "repeats": repeats}
+    machine = {"latency": latency, "bandwidth": bandwidth, "flops": flops}
+    recipe = pick_recipe(SCALE_RECIPES, grid, **sizes, **machine, seed=seed)
+    _run_benchmark(scale_benchmark(recipe), out, resume=resume)
 
 
 def balance(

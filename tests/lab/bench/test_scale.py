@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost model of many ranks, and the command that measures a few."""
+
+from pathlib import Path
+
+import pytest
+
+from equipoise_lab.bench import SCALE_RECIPES, Log, ScaleBench, scale_benchmark
+from equipoise_lab.bench._benchmark import Measurement
+from equipoise_lab.bench._scale_model import Layer, Machine, contested_rows, predict
+
+MACHINE = Machine(latency=1e-5, bandwidth=1e9, flops=1e12, pass_seconds=1e-12, solve_seconds=5e-8)
+
+
+def layer(ranks: int, rows: int = 1024) -> Layer:
+    return Layer(ranks=ranks, rows=rows, experts=64, top_k=1, dim=256, hidden=512)
+
+
+def test_one_rank_sends_nothing() -> None:
+    for scope in ("local", "global"):
+        cost = predict(layer(1), MACHINE, scope=scope, equal=True)
+        assert cost.token_bytes == cost.token_messages == cost.solver_bytes == 0
+
+
+def test_tokens_travel_four_times_and_counts_once() -> None:
+    equal, uneven = (predict(layer(4), MACHINE, scope="local", equal=e) for e in (True, False))
+    assert equal.token_bytes == uneven.token_bytes == 4 * 1024 * 256 * 4 * 3 / 4
+    assert (equal.token_messages, uneven.token_messages) == (12, 15)
+
+
+def test_the_expert_axis_ends_at_the_number_of_experts() -> None:
+    costs = [predict(layer(ranks), MACHINE, scope="local", equal=True) for ranks in (64, 4096)]
+    assert costs[0].token_messages == costs[1].token_messages
+
+
+def test_contested_rows_grow_more_slowly_than_rows() -> None:
+    assert contested_rows(0, 64) == 0
+    assert contested_rows(16_384, 64) == pytest.approx(0.045 * 16_384)
+    assert 1 < contested_rows(2**20, 64) / contested_rows(2**16, 64) < 16
+
+
+def test_experts_must_be_a_multiple_of_the_ranks() -> None:
+    with pytest.raises(ValueError, match="experts must be a multiple of every number of ranks, got 64 and 3"):
+        ScaleBench(ranks=(3,))
+
+
+def test_report_of_stored_figures(tmp_path: Path) -> None:
+    bench = SCALE_RECIPES["quick"]
+    benchmark = scale_benchmark(bench)
+    keys = [f"{kind}/{what}" for kind in ("equal", "uneven", "global") for what in ("seconds", "token bytes")]
+    keys += ["equal/token messages", "exchange/equal", "exchange/uneven", "solver/local", "solver/global", "message"]
+    keys += ["solver/pass number", "solver/contested number"]
+    keys += [f"value/{data}/{scope}" for data in ("alike", "different") for scope in ("free", "global", "local")]
+    log = Log(benchmark, tmp_path)
+    for step in benchmark.steps:
+        log.records[step.key] = Measurement(seconds=1e-3, figures=dict.fromkeys(keys, 1e-3))
+    assert len(benchmark.tables(log.records)) == 4
+    assert [path.suffix for path in log.finish()] == [".json", ".svg", ".png"]
+    assert len(benchmark.summary(log.records)["computed"]["global"]) == 10
+
+
+def test_report_without_figures_is_empty(tmp_path: Path) -> None:
+    benchmark = scale_benchmark(SCALE_RECIPES["quick"])
+    assert benchmark.tables({}) == []
+    assert benchmark.summary({}) == {}
