@@ -121,7 +121,7 @@ def goal_list(beyond: Mapping[str, Any]) -> str:
     return "\n".join(f"- {g['goal']}: **{verdicts[g['holds']]}**, {g['measured']}." for g in beyond["goals"])
 
 
-_SETTINGS = {"rate": "bias rate", "strength": "prior", "id_bytes": "ids of bytes:"}
+_SETTINGS = {"rate": "bias rate", "strength": "prior", "id_bytes": "bytes of an id"}
 
 
 def loss_table(found: Mapping[str, Any]) -> str:
