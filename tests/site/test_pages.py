@@ -4,6 +4,7 @@
 import importlib
 import re
 import sys
+import textwrap
 from pathlib import Path
 from types import ModuleType
 
@@ -27,8 +28,10 @@ def build() -> ModuleType:
 
 def blocks(page: Path) -> list[str]:
     """The code of a page that is meant to run: not what follows a comment `<!-- not run: why -->`."""
-    found = re.finditer(r"(<!-- not run[^>]*-->\n+)?```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    return [match[2] for match in found if match[1] is None]
+    found = re.finditer(
+        r"(<!-- not run[^>]*-->\n+)?^ *```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL | re.M
+    )
+    return [textwrap.dedent(match[2]) for match in found if match[1] is None]  # tabs are indented
 
 
 WITH_CODE = [page for page in sorted(DOCS.rglob("*.md")) if blocks(page) and page.parent.name != "tutorials"]
