@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -19,6 +19,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 
@@ -54,7 +56,7 @@ class TrainingState:
             folder: that all ranks can read; best a new one for each checkpoint.
         """
         with _single_process_is_fine():
-            dcp.save({"run": self}, checkpoint_id=folder)
+            save({"run": self}, checkpoint_id=folder)
 
     def load(self, folder: str | Path) -> None:
         """Goes on from a checkpoint, on any number of ranks.
@@ -65,7 +67,7 @@ class TrainingState:
         Raises:
             ValueError: the checkpoint lacks a part of the model.
         """
-        reader = dcp.FileSystemReader(folder)
+        reader = FileSystemReader(folder)
         known = set(reader.read_metadata().state_dict_metadata)
         wanted = [name for name, x in get_model_state_dict(self.model).items() if isinstance(x, Tensor)]
         missing = [name for name in wanted if f"run.model.{name}" not in known]
@@ -76,7 +78,7 @@ class TrainingState:
             )
         # Streams of ranks that the saved run did not have, and moments of parameters without gradients, may be absent.
         with _single_process_is_fine():
-            dcp.load({"run": self}, storage_reader=reader, planner=DefaultLoadPlanner(allow_partial_load=True))
+            load({"run": self}, storage_reader=reader, planner=DefaultLoadPlanner(allow_partial_load=True))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state; called by `dcp.save`, and by `dcp.load` for the shapes."""
