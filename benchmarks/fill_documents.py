@@ -121,7 +121,7 @@ def goal_list(beyond: Mapping[str, Any]) -> str:
     return "\n".join(f"- {g['goal']}: **{verdicts[g['holds']]}**, {g['measured']}." for g in beyond["goals"])
 
 
-_SETTINGS = {"rate": "bias rate", "strength": "prior", "id_bytes": "ids of bytes:"}
+_SETTINGS = {"rate": "bias rate", "strength": "prior", "id_bytes": "bytes of an id"}
 
 
 def loss_table(found: Mapping[str, Any]) -> str:
@@ -219,8 +219,8 @@ def fill_verdicts(
     claims: Sequence[Claim],
     beyond: Mapping[str, Any] | None = None,
     sensitivity: Mapping[str, Any] | None = None,
-    language: Mapping[str, Any] | None = None,
     stored: Mapping[str, Any] | None = None,
+    language: Mapping[str, Any] | None = None,
 ) -> str:
     r"""Puts what is generated between the marks of a document; without claims, no verdicts.
 
@@ -229,8 +229,8 @@ def fill_verdicts(
         claims: what was judged, or nothing.
         beyond: what was measured beyond the paper, from `judge_beyond`, or nothing.
         sensitivity: verdicts under other readings, from `run_sensitivity`, or nothing.
-        language: what `equipoise compare lm` stored, or nothing.
         stored: all that `claims.json` holds, or nothing.
+        language: what `equipoise compare lm` stored, or nothing.
 
     Returns:
         The new text. A document without marks is returned as it is.
@@ -279,11 +279,11 @@ Stored = dict[str, Any] | None
 
 
 def read_stored(root: Path) -> tuple[list[Claim], Stored, Stored, Stored, Stored]:
-    """Reads the claims, what is beyond the paper, the sensitivity, the language models, all of `claims.json`."""
-    paths = {what: find_stored(root, what) for what in ("beyond", "sensitivity", "compare-lm", "claims")}
-    beyond, sensitivity, language, stored = (None if p is None else json.loads(p.read_text()) for p in paths.values())
+    """Reads the claims, and what is stored: beyond the paper, sensitivity, all of `claims.json`, language models."""
+    paths = {what: find_stored(root, what) for what in ("beyond", "sensitivity", "claims", "compare-lm")}
+    beyond, sensitivity, stored, language = (None if p is None else json.loads(p.read_text()) for p in paths.values())
     claims = [] if paths["claims"] is None else read_claims(paths["claims"])
-    return claims, beyond, sensitivity, language, stored
+    return claims, beyond, sensitivity, stored, language
 
 
 DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/estimators.md", "docs/language-models.md")

@@ -21,6 +21,8 @@ PACKAGES = (
     "equipoise.estimators",
     "equipoise.nn",
     "equipoise.audit",
+    "equipoise.distributed",
+    "equipoise.integrations.transformers",
 )
 _EXAMPLE = re.compile(r"^( *)Example:$", re.MULTILINE)
 _POWER = re.compile(r"(?<=\w)\*\*(?=\w)")

@@ -26,13 +26,13 @@ _LINK = re.compile(r"(\]\()([^)#:\s]+)([)#])")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages and figures from outside of docs/."""
+    """Adds the pages, figures and stored results from outside of docs/."""
     for page, source in PAGES.items():
         text = (ROOT / source).read_text()
         text = _LINK.sub(lambda found, page=page, source=source: _rewritten(found, page, source), text)
         files.append(File.generated(config, page, content=text))
-    for figure in sorted((ROOT / "benchmarks").glob("*.png")):
-        files.append(File.generated(config, f"benchmarks/{figure.name}", abs_src_path=str(figure)))
+    for stored in sorted((ROOT / "benchmarks").glob("2*.*")):
+        files.append(File.generated(config, f"benchmarks/{stored.name}", abs_src_path=str(stored)))
     return files
 
 

@@ -44,7 +44,7 @@ def assign(
     prices: Float[Tensor, "*batch k"] | None = None,
     method: str = "auto",
 ) -> Assignment:
-    r"""Assigns every row to one expert or K, no expert more rows than it can take, with the largest total score.
+    r"""Assigns every row to one expert, or to K, within the experts' capacities and with the largest total score.
 
     Solves the transportation problem (the paper's eq. 4, with `scores` for a_ij / tau + g_ij)
 
@@ -53,7 +53,7 @@ def assign(
 
     for each problem of the batch. With `top_k` = K every row takes K different experts, and the sum is over all of
     them. The dual variables are the experts' `prices`: at optimal prices every row is at the expert where `scores[i, j]
-    - prices[j]` is largest, or at the K experts where it is. The result carries them, and with them its own proof.
+    - prices[j]` is largest, or at the K experts where it is. Prices in the result prove that it is optimal.
 
     Args:
         scores: what assigning row i to expert j is worth; -inf forbids the pair. float16, bfloat16, float32, float64.
@@ -82,7 +82,7 @@ def assign(
             on different devices; the method is unknown.
 
     Example:
-        Three rows prefer expert 0, which takes two. The one that loses least by it goes elsewhere.
+        Three rows prefer expert 0, which takes two. The row that loses least by moving goes to expert 1.
 
         >>> import torch, equipoise as eq
         >>> scores = torch.tensor([[3.0, 1.0], [3.0, 0.0], [3.0, 2.5], [0.0, 1.0]])
@@ -131,7 +131,7 @@ def assign(
 def check_problem(
     scores: Tensor, capacity: Capacity, top_k: int | None, mask: Tensor | None, prices: Tensor | None, method: str
 ) -> tuple[Tensor | None, int]:
-    """Checks what `assign` is given, as far as that takes no look at values; returns the capacity, and K."""
+    """Checks the arguments of `assign` as far as possible without reading values; returns the capacity, and K."""
     check_matrix("scores", scores)
     check_one_of("method", method, ("auto", *METHODS))
     *batch, n, k = scores.shape
@@ -218,7 +218,7 @@ _OPERATOR = torch.ops.equipoise.assign.default
 
 
 def certified(solver: TorchSolver) -> Solver:
-    """Makes a method of a solver that finds z and prices: counts, value and gap are computed from those.
+    """Makes a method of `assign` from a solver for z and prices; computes counts, value and gap from these.
 
     Args:
         solver: takes one batch dimension, checked input and prices in float64; returns z int64 [b, n] (k where a row is

@@ -24,20 +24,20 @@ def reinforce(
     weight: Float[Tensor, "*batch n"] | None = None,
     critic: Float[Tensor, "*batch n k"] | None = None,
 ) -> Float[Tensor, "*batch"]:
-    r"""Builds the surrogate whose backward is the gradient estimate for the router and the experts.
+    r"""Builds a scalar whose backward pass is the gradient estimate for the router and the experts.
 
     .. math::
         \nabla = \frac{1}{n} \sum_i w_i \left[ (f_i - b) \nabla \log p(z_i | x_i) + \nabla f_i \right],
         \qquad \text{value} = \frac{1}{n} \sum_i w_i f_i.
 
-    With a critic c, a prediction of f for every pair, its value at z_i is subtracted too, and what that takes away in
-    expectation is added back exactly, over all experts and all rows, dropped ones included:
+    With a critic c, a prediction of f for every pair, the value of c at z_i is subtracted too, and the exact
+    expectation of c is added back, over all experts and all rows, dropped ones included:
 
     .. math::
         \nabla = \frac{1}{n} \sum_i \left\{ w_i \left[ (f_i - b - c_{i z_i}) \nabla \log p(z_i | x_i) +
         \nabla f_i \right] + \nabla \sum_j p_{ij} c_{ij} \right\}, \qquad c \text{ detached}.
 
-    The score-function term is built so that it adds gradient and no value, so the result can be logged as it is.
+    The score-function term adds gradient and no value, so the result can be logged as it is.
     Weights, the baseline, and the loss inside the score-function term are detached. Rows that were dropped or are
     masked contribute nothing, whatever their losses hold.
 
@@ -45,13 +45,13 @@ def reinforce(
     With: the formula above, eq. (2), (3) and (6) of the paper by the sample and its weights.
     Requires: `losses[i]` depends on no other row's expert; f need not be differentiable in anything.
     Unbiased when: the weights are (see `importance_weight`) and b for row i does not depend on z_i. Under skip and
-    Gumbel-Matching the other rows' experts depend on z_i, so a baseline that sees the rest of the batch is biased
-    there; statistics of past batches are always fine. The same holds for row i of the critic, which may differ by
-    expert but may not have seen which one was drawn: predict first, fit afterwards.
+    Gumbel-Matching the other rows' experts depend on z_i, so a baseline that depends on the rest of the batch is
+    biased there; statistics of past batches are always allowed. The same holds for row i of the critic, which may
+    differ by expert but may not depend on which one was drawn: predict first, fit afterwards.
 
-    Not detected: a baseline that was computed from the losses of this batch, such as `losses.mean()`. A tensor does not
-    tell what it was computed from, so only the losses themselves are recognised and refused. Under a capacity such a
-    baseline is **biased**, without a warning. `leave_one_out_baseline` knows the sample and refuses there;
+    Not detected: a baseline that was computed from the losses of this batch, such as `losses.mean()`. A tensor has
+    no record of what it was computed from, so only the losses themselves are recognised and refused. Under a capacity
+    such a baseline is **biased**, without a warning. `leave_one_out_baseline` takes the sample and refuses there;
     `equipoise audit --baseline leave-one-out` measures the bias.
 
     Args:
@@ -121,7 +121,7 @@ def score_function(
 def expected_critic(
     log_p: Float[Tensor, "*batch n k"], critic: Float[Tensor, "*batch n k"], counted: Bool[Tensor, "*batch n"] | None
 ) -> Float[Tensor, "*batch n"]:
-    """Computes what a critic takes away in expectation, sum_j p_ij c_ij: as 0, with its gradient.
+    """Computes the expectation of a critic, sum_j p_ij c_ij, as 0 with its gradient.
 
     Args:
         log_p: the router's log-probabilities, with gradient.
@@ -141,7 +141,7 @@ def expected_critic(
 def checked_weight(
     log_p: Float[Tensor, "*batch n k"], s: Sample, weight: Float[Tensor, "*batch n"] | None
 ) -> Float[Tensor, "*batch n"]:
-    """Returns the weights, detached: importance weights if none are given. Requires log_p to be what it says."""
+    """Returns the weights, detached: importance weights if none are given. Requires rows of log_p that sum to 1."""
     return importance_weight(log_p, s) if weight is None else checked_log_p(log_p, s.mask, weight.detach())
 
 

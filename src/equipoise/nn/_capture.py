@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the `Routing` of every layer reaches the training loop, without hidden state.
 
-A layer that routes is a `RoutingSource`. Its forward hands the record to `emit`, which appends it to the list that an
+A layer that routes is a `RoutingSource`. Its forward passes the record to `emit`, which appends it to the list that an
 open capture has given this layer, if there is one; no list outlives its `with` block, and a layer of another model does
 not see it. An append is a side effect that `torch.compile` replays after the graph, so one graph holds the layer. Every
 layer has a list of its own: a compiled graph is bound to the length of the lists that it appends to, and blocks that
-are compiled one by one can share a graph only if all of them find the same.
+are compiled one by one can share a graph only if their lists are equally long.
 
-Activation checkpointing runs a forward pass again while it differentiates. `emit` knows by the autograd engine that it
-is called within a backward pass, and appends nothing then.
+Activation checkpointing runs a forward pass again while it differentiates. `emit` checks whether it is
+called within a backward pass, and appends nothing then.
 """
 
 import itertools
@@ -36,7 +36,7 @@ _ORDER = itertools.count()
 
 
 class Emission(NamedTuple):
-    """A `Routing` with what is known where it was made.
+    """A `Routing`, with facts about the forward pass that made it.
 
     Attributes:
         routing: the record.
@@ -59,11 +59,11 @@ class RoutingSource(nn.Module):
     """A module whose forward ends in `return emit(self, routing, y, x)`: an `MoE`, or a layer of your own.
 
     Attributes:
-        routing_sink: where its records go; None: nobody listens.
+        routing_sink: where its records go; None: no capture is open.
         routing_inputs: whether records come with what entered the layer.
         routing_warned: whether the warning that it is trained without a capture has been given.
-        routing_pending: gradient that the next recomputation owes its router.
-        routing_monitor: what `Routings.update` remembers about this layer, to warn when its routing stays bad.
+        routing_pending: gradient that the next recomputation adds for its router.
+        routing_monitor: state that `Routings.update` keeps for this layer, to warn when its routing stays bad.
     """
 
     routing_sink: list[Emission] | None = None
@@ -73,7 +73,7 @@ class RoutingSource(nn.Module):
     routing_monitor: "Monitor | None" = None
 
     def observe(self, routing: Routing) -> None:
-        """Learns from a batch what is not learned by gradient (biases, prices); called by `Routings.update`.
+        """Updates what is not learnt by gradient (biases, prices). `Routings.update` calls it.
 
         Args:
             routing: of this layer, of the step that has just ended.
@@ -88,7 +88,7 @@ def _next_order() -> int:
 
 
 def emit(source: RoutingSource, routing: Routing, y: Tensor, x: Tensor | None = None) -> Tensor:
-    """Hands a layer's record to whoever captures; the last thing that a layer's forward does.
+    """Adds a layer's record to the open capture. A layer's forward calls it last.
 
     Args:
         source: the layer.
@@ -122,7 +122,7 @@ def _warn(source: RoutingSource, _gradient: Tensor) -> None:
 
 
 def within_backward() -> bool:
-    """Tells whether the autograd engine is at work in this thread: a forward pass now is a recomputation."""
+    """Returns whether a backward pass runs in this thread, so that a forward pass now is a recomputation."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
@@ -133,7 +133,7 @@ def capture(
     """Collects the `Routing` of every layer in a model's forward pass.
 
     Layers are found at any depth. The records come in order of execution, one for every call of a layer, and once under
-    activation checkpointing. Captures nest: the outer one sees what the inner one saw, when that ends. Works on a
+    activation checkpointing. Captures nest: when the inner one ends, its records are added to the outer one. Works on a
     compiled model without a graph break; the first step with a capture compiles once more. (Layers that are compiled
     one by one and run without gradients leave no trace of their order: there it is that of `model.modules()`.)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one factory of routers, with the checks that need several options at once."""
+"""`make_router`, which builds all routers, and the checks that involve several options."""
 
 import difflib
 import inspect
@@ -31,7 +31,7 @@ from equipoise.nn._token_prior import TokenPrior
 
 
 class RoutingOptions(TypedDict, total=False):
-    """What a router may be told besides its sizes and its capacity. `MoE` and `make_router` take all of them.
+    """Options of a router besides its sizes and its capacity. `MoE` and `make_router` take all of them.
 
     Attributes:
         eval_capacity_factor: the capacity factor in evaluation, for every router; None, the default: no limit.
@@ -102,7 +102,7 @@ def make_router(
     dtype: torch.dtype | None = None,
     **routing: Unpack[RoutingOptions],
 ) -> Router:
-    """Builds a router: the one factory, which `MoE` uses too.
+    """Builds a router from a name, a strategy or a rule. `MoE` builds its router in the same way.
 
     Args:
         name: one of `ROUTERS` or "package.module:name" of a strategy; a strategy, a routing rule, or a `Router`, which
@@ -110,12 +110,12 @@ def make_router(
         dim: features of a row; None: a router without a gate, see `Router.route`.
         num_experts: E.
         capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) of T rows; None: no
-            limit. Routers that know no capacity are not concerned.
+            limit. It has no effect on routers without a capacity.
         top_k: K, for `topk`, `base`, `loss-free`, `quantile` and `priced`, and for every strategy, which then draws K
             different experts a row, see `SamplingRule`.
         device: of parameters and buffers.
         dtype: of the gate.
-        routing: the rest, see `RoutingOptions`. An option that the router has no use for is an error.
+        routing: the rest, see `RoutingOptions`. An option that the router does not use is an error.
 
     Returns:
         The router.
@@ -162,7 +162,7 @@ def make_router(
 
 
 def check_known_options(given: Mapping[str, object], function: Callable[..., object]) -> None:
-    """Requires options that a function knows, which collects those of routing.
+    """Requires that a function which collects routing options knows every option.
 
     Args:
         given: what it collected.

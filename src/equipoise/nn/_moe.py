@@ -27,7 +27,7 @@ _NO_VMAP = "put the dimension into x [..., dim], whose rows then share the capac
 
 
 class MoE(RoutingSource):
-    r"""Sparsely gated experts, `x [..., dim] -> [..., dim]`: a drop-in for the feed-forward part of a residual block.
+    r"""A sparse mixture of experts, `x [..., dim] -> [..., dim]`, in place of a residual block's feed-forward part.
 
     .. math::
         y_i = \sum_{j \in \text{indices}_i} \text{scores}_{ij} \, e_j(x_i).
@@ -35,18 +35,17 @@ class MoE(RoutingSource):
     Rows that no expert processes (dropped, masked) get zeros, so that the residual connection carries them. All leading
     dimensions together are one batch, which shares the capacity.
 
-    What the router needs in order to learn is not in y: open `capture` around the forward pass and hand the losses to
-    `Surrogate`, which adds the score-function term of each layer, the weights of the rows and the balance losses. Give
-    the optimiser to `capture`, or call `routings.update()` after the step, for routers that keep averages, and for
-    schedules.
+    To train the router, open `capture` around the forward pass and pass the losses to `Surrogate`. It adds the
+    score-function term of each layer, the weights of the rows and the balance losses. Routers with running averages and
+    schedules also need an update after each step: pass the optimiser to `capture`, or call `routings.update()`.
 
-    Routers by name, with the balance losses that they come with unless you set them:
+    Routers by name, with their default balance losses:
 
     ============================  ===================================================================================
-    `sample`, `skip-iw`, `skip`,  The paper's strategies. Marginal entropy 0.1. `sample` knows no capacity, the `gm`
+    `sample`, `skip-iw`, `skip`,  The paper's strategies. Marginal entropy 0.1. `sample` has no capacity, the `gm`
     `gm-iw`, `gm-sh`, `gm`        ones assign every row, the `skip` ones drop rows beyond the capacity.
     `skip-iw-mix`, `gm-iw-mix`    The same with bounded weights: a flat proposal is mixed in with weight `eps`.
-    `gm-iw-avg`, `gm-iw-avg-mix`  Gumbel-Matching with conditionals averaged over `solves`; without, with `eps`.
+    `gm-iw-avg`, `gm-iw-avg-mix`  Gumbel-Matching with conditionals averaged over `solves`; `-mix`: and `eps`.
     `switch`                      The most probable expert, gated; drops rows. Balance loss 0.01.
     `topk`                        The `top_k` most probable experts, gated, as Mixtral; no capacity. Balance loss 0.01.
     `base`                        The exact balanced assignment of the logits, `top_k` experts a row, gated; evaluated
@@ -96,7 +95,7 @@ class MoE(RoutingSource):
             hidden_dim: width of an expert's hidden layer; None: 4 * dim.
             router: a name, a strategy, a rule or a `Router`, which takes no options of routing here.
             capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) rows; None: no
-                limit. Routers that know no capacity (see above) are not concerned.
+                limit. It has no effect on routers without a capacity (see above).
             top_k: K, for `topk`, `base`, `loss-free`, `quantile` and `priced`, and for every strategy, which then draws
                 K different experts a row, see `SamplingRule`.
             experts: "mlp" or "swiglu"; a module [m, dim] -> [m, dim] to be copied, or E of them; or an `Experts`.
@@ -144,7 +143,7 @@ class MoE(RoutingSource):
                 checkpointing need None.
 
         Returns:
-            The output, in shape and dtype of x; zeros for rows that no expert processed.
+            The output, in the shape and dtype of x; zeros for rows that no expert processed.
         """
         check_input_dim(x, self.dim)
         self._check_transforms(x)
@@ -163,7 +162,7 @@ class MoE(RoutingSource):
             )
 
     def observe(self, routing: Routing) -> None:
-        """Updates the router's averages and schedules, after the step; `routings.update()` calls it.
+        """Updates the router's averages and schedules. `routings.update()` calls it after each step.
 
         Args:
             routing: of this layer.

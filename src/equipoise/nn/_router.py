@@ -52,12 +52,12 @@ _SELDOM = 8
 
 
 class Router(WideBuffers):
-    """A linear gate, and a rule that turns its logits into a choice of experts.
+    """A linear gate, and a rule that chooses experts from its logits.
 
     Logits, softmax and rule work in float32 (float64 for float64), also under autocast and with half-precision
-    parameters. Whatever changes between steps (averages, biases, the temperature of a schedule) changes in `observe`,
-    never in forward, which may run more than once a step. To replace the gate, subclass and override `logits`; or build
-    the router without one (`dim=None`), and hand the logits of a gate of your own to `route`.
+    parameters. State that changes between steps (averages, biases, the temperature of a schedule) changes in `observe`,
+    never in forward, which may run more than once a step. To replace the gate, override `logits` in a subclass. Or
+    build the router without a gate (`dim=None`), and pass the logits of your own gate to `route`.
 
     Example:
         >>> from equipoise.nn._peer_rules import TopK
@@ -91,7 +91,7 @@ class Router(WideBuffers):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Builds the gate, with small weights, so that the experts start out about equally likely.
+        """Builds the gate, with small weights, so that all experts are about equally likely at first.
 
         Args:
             dim: features of a row; None: no gate, see `route`.
@@ -145,7 +145,7 @@ class Router(WideBuffers):
 
     @property
     def evaluation(self) -> str:
-        """What happens in evaluation: "argmax" or "priced"."""
+        """How experts are chosen in evaluation: "argmax" or "priced"."""
         return self._evaluation
 
     @evaluation.setter
@@ -168,7 +168,7 @@ class Router(WideBuffers):
     def reset_parameters(self) -> None:
         """Draws the gate anew, with standard deviation sqrt(0.1 / dim) (Fedus and others 2021, section 2.4).
 
-        A token prior goes back to where it started.
+        A token prior is reset to its initial table.
         """
         if self.dim is not None:
             nn.init.normal_(self.weight, std=math.sqrt(0.1 / self.dim))
@@ -224,7 +224,7 @@ class Router(WideBuffers):
         token_ids: Int[Tensor, "..."] | None = None,
         generator: torch.Generator | None = None,
     ) -> Routing:
-        """Routes rows by logits that come from elsewhere, such as the gate of a foreign model.
+        """Routes rows by given logits, such as those of another model's gate.
 
         Args:
             logits: one row for each row of the batch.
@@ -326,7 +326,7 @@ class Router(WideBuffers):
 
     @torch.no_grad()
     def observe(self, routing: Routing) -> None:
-        """Updates what changes between steps: the rule's state, the running prices, the proposal's temperature and eps.
+        """Updates the state that changes between steps: that of the rule, running prices, temperature and eps.
 
         Args:
             routing: what this router decided in the step that is over.

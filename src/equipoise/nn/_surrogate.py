@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Surrogate`: one scalar whose backward trains routers and experts of all layers.
+"""`Surrogate`: one scalar whose backward pass trains the routers and experts of all layers.
 
 Legend: T rows (tokens), n rows that count, l layers.
 """
@@ -39,7 +39,7 @@ _CHECKED_CALLS = 3
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SurrogateLoss:
-    """A surrogate's loss with what it is made of. The loss itself is not comparable between routers; `task` is.
+    """A surrogate's loss and its parts. To compare routers, use `task`: `loss` is not comparable between them.
 
     Attributes:
         loss: to call backward on; its value is the (weighted) mean loss plus the balance losses.
@@ -55,7 +55,7 @@ class SurrogateLoss:
 
 
 class Surrogate(nn.Module):
-    r"""Turns token losses and captured routings into the loss to call backward on.
+    r"""Computes the loss to call backward on, from token losses and captured routings.
 
     With f_i the loss of token i, z_i^l the expert it drew in layer l (or its K experts, in order), and C_i the tokens
     that its decisions answer for (`credit`), the gradient and the value are
@@ -65,8 +65,8 @@ class Surrogate(nn.Module):
         + \sum_l \Big( \sum_{m \in C_i} U_{im}^l (f_m - b_m^l) \Big) \nabla \log p(z_i^l) \Big] + \sum_l \nabla B_l,
         \qquad \frac{1}{n} \sum_i V_i f_i + \sum_l B_l.
 
-    The second term is there for the layers that learn by the score function; layers that are gated learn through f as
-    well, or through f alone. B_l are the balance losses of layer l. C_i is {i} for credit "token", i and the tokens
+    Only layers that learn by the score function have the second term; gated layers learn through f as well, or through
+    f alone. B_l are the balance losses of layer l. C_i is {i} for credit "token", i and the tokens
     after it in its sequence for "sequence", all tokens for "batch".
 
     `weights` says which terms carry the weights w_i^l of the layers' samples (importance weights, and what makes up for
@@ -76,13 +76,13 @@ class Surrogate(nn.Module):
     `weights`  V_i    U_im^l   what the estimate is
     =========  =====  =======  ===================================================================================
     "router"   1      w_i^l    Shared parameters: the model as run. A router: each decision as if drawn from it.
-    "all"      W_i    W_m      The paper's: everything as if experts were drawn from the router and nobody dropped.
+    "all"      W_i    W_m      The paper's: everything as if experts were drawn from the router, none dropped.
     "none"     1      1        The model as run, if what is drawn comes from the router (temperature 1, no balancing).
     =========  =====  =======  ===================================================================================
 
-    With weights on all terms every shared parameter pays, in variance, for the router's correction, and a token that
-    one of many layers drops teaches nothing. With "none" a router under Gumbel-Matching learns from draws that are not
-    its own, and collapses. So "router" is the default.
+    With "all" the router's correction adds variance to the gradient of every shared parameter, and the loss of a token
+    that one of many layers drops has no effect. With "none" a router under Gumbel-Matching learns from draws that
+    are not its own, and collapses. So "router" is the default.
 
     Unbiased for (each line is tested against enumeration; B_l are left aside: a balance loss is differentiated for the
     batch as it was routed):
@@ -204,7 +204,7 @@ class Surrogate(nn.Module):
 
         Returns:
             The scalar; at least float32. Scale it, add other losses to it, call backward on it. `parts` returns it with
-            what it is made of.
+            its parts.
         """
         how = {"targets": targets, "mask": mask, "residual": residual, "baseline": baseline, "critic": critic}
         return self.parts(token_losses, routings, **cast(Any, how)).loss
@@ -220,7 +220,7 @@ class Surrogate(nn.Module):
         baseline: Float[Tensor, "*shape"] | None = None,
         critic: Float[Tensor, "*shape E"] | None = None,
     ) -> SurrogateLoss:
-        """Builds the loss, and says what it is made of; in place of calling the surrogate.
+        """Builds the loss together with its parts. Call it in place of the surrogate.
 
         Args:
             token_losses: as in `forward`, like the others.
@@ -295,11 +295,11 @@ class Surrogate(nn.Module):
             check_same_forward([names[index] for index in missing_outputs(token_losses, emissions)])
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        """Returns what a moving average needs to go on; a `ResidualBaseline` is a submodule, with buffers."""
+        """Returns the state of a moving average; a `ResidualBaseline` is a submodule, with buffers."""
         return self.baseline.state_dict() if isinstance(self.baseline, EMABaseline) else {}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Goes on from a saved moving average.
+        """Restores a saved moving average.
 
         Args:
             state: from `get_extra_state`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gumbel-Matching with averaged conditionals: several solves, one of them used."""
+"""Gumbel-Matching with conditionals averaged over several solves, of which one is used."""
 
 import math
 from collections.abc import Sequence
@@ -30,16 +30,17 @@ def sample_averaged(
     coin: Float[Tensor, "*batch m n"] | None = None,
     scope: Scope = THIS_PROCESS,
 ) -> Sample:
-    r"""Draws one of m balanced assignments, with the mean of their conditionals for its probability.
+    r"""Draws one of m balanced assignments, and takes the mean of their conditionals as its probability.
 
     .. math::
         z = \text{GM}(A, G^{(l)}), \quad l \sim \text{Uniform}\{1, \ldots, m\}, \qquad
         q_i(j) = \frac{1}{m} \sum_{l=1}^m P(z_i = j | A, G^{(l)}_{-i}).
 
-    Given the other rows' noise in all m matrices, row i's expert is drawn from just that mixture: its own noise in each
-    of them, and which of them is used, are independent of it. So the mixture serves as the proposal without bias, as
-    the single conditional does in `sample_gumbel_matching`, and as m grows it approaches the marginal of z_i, whose
-    weights vary least. All rows use the same matrix: the assignment is balanced. m solves, one evaluation of experts.
+    Given the other rows' noise in all m matrices, row i's expert is a draw from this mixture, because the row's own
+    noise and the choice of the matrix are independent of the others' noise. So importance weights with the mixture are
+    unbiased, as with the single conditional of `sample_gumbel_matching`. As m grows, the mixture approaches the
+    marginal of z_i, whose weights vary least. All rows use the same matrix, so the assignment is balanced. It takes m
+    solves and one evaluation of the experts.
 
     Args:
         logits: unnormalised log-probabilities a; -inf forbids a pair. The proposal may be any: the router's logits, or

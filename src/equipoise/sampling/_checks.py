@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what samplers take.
+"""Checks of the samplers' arguments.
 
 Legend: n rows (datapoints), k columns (experts), m solves, ... batch dimensions.
 """

@@ -32,7 +32,7 @@ def sample_gumbel_matching(
     coin: Float[Tensor, "*batch n"] | None = None,
     scope: Scope = THIS_PROCESS,
 ) -> Sample:
-    r"""Draws a balanced assignment: the best one for perturbed logits.
+    r"""Draws a random balanced assignment: the best one for logits with Gumbel noise.
 
     .. math::
         z = \arg\max_z \sum_i \left( a_{i z_i} / \tau + g_{i z_i} \right) \quad
@@ -44,8 +44,8 @@ def sample_gumbel_matching(
     own noise, and serves in their place without bias.
 
     That probability can be tiny where the router's is high, which makes importance weights huge. A mixture bounds them:
-    with probability eps, row i's logits are replaced by `prices`, which cancel what a row pays for an expert. Given the
-    other rows' noise and coins, and with d* what they lose by making room for row i,
+    with probability eps, row i's logits are replaced by `prices`, which cancel the cost of an expert to the row. Given
+    the other rows' noise and coins, with d* the total score that they lose if row i takes the expert,
 
     .. math::
         q_{ij} = (1 - \epsilon) \, \text{softmax}_j(a_{ij} / \tau - d^*_{ij})
@@ -53,11 +53,11 @@ def sample_gumbel_matching(
 
     The assignment is balanced as before. The prices are those of sinkhorn(a / tau) at this capacity: a function of the
     logits alone. (Those of the solved assignment depend on row i's own noise, and would make q wrong.) With slack an
-    expert below its capacity has price 0 and a free slot costs nothing, so that a row stays indifferent.
+    expert below its capacity has price 0 and a free slot costs nothing, so all experts stay about equally likely.
 
     Bound: with u_j = prices_j - d*_ij and D_i the range of u over the k experts that row i can take, its flat component
     is 1 / sum_l exp(u_l - u_j) >= 1 / (k exp(D_i)) for every j. Hence p/q <= p / (eps / (k exp(D_i))) <=
-    (k / eps) exp(D_i): D_i is how far the other rows' noise moves what experts cost from Sinkhorn's prices.
+    (k / eps) exp(D_i). D_i measures how far the other rows' noise moves the costs of experts from Sinkhorn's prices.
 
     Args:
         logits: unnormalised log-probabilities a; -inf forbids a pair. The proposal may be any: the router's logits, or
@@ -133,7 +133,7 @@ def sample_gumbel_matching(
 
 
 def price_of_room(scores: Tensor, a: Assignment, dtype: torch.dtype, scope: Scope = THIS_PROCESS) -> Tensor:
-    """Returns d*_jz for each row, [..., k, n]: what the other rows lose if the row takes expert j in place of z_i.
+    """Returns d*_jz for each row, [..., k, n]: the others' loss of score if the row takes expert j in place of z_i.
 
     It does not depend on the row's own scores but for a constant (eq. 8), and q(z_i = j | A, G_-i) is the softmax over
     j of the row's logits less this cost: v*|z_ij=1 - g_ij of eq. (9), where the row's own noise cancels.

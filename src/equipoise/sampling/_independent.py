@@ -23,12 +23,12 @@ def sample_independent(
     coin: Float[Tensor, "*batch n"] | None = None,
     scope: Scope = THIS_PROCESS,
 ) -> Sample:
-    r"""Draws an expert for each row on its own.
+    r"""Draws an expert for each row independently, without a capacity.
 
     .. math::
         z_i = \arg\max_j \left( a_{ij} / \tau + g_{ij} \right) \sim q(z_i = j) = \text{softmax}_j(a_{ij} / \tau).
 
-    A pure function of logits and noise. No expert has a limit, so the counts are whatever they turn out to be.
+    This is a pure function of logits and noise. No expert has a limit, so an expert may get any number of rows.
 
     With probability eps a row draws from the uniform distribution over the experts that are allowed to it, so that
     q = (1 - eps) softmax(a / tau) + eps / k, and no importance weight exceeds k / eps.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of two experts on the CPU, by compiled kernels: what the samplers compute, several times faster.
+"""Samples of two experts on the CPU by compiled kernels, several times faster than the general samplers.
 
 The usual case only: eager code, finite logits, no mask, no mixture, a positive temperature. For anything else the
 functions return None, and the general sampler goes on, with its errors.
@@ -25,7 +25,7 @@ _BLOCK = 1 << 14
 
 
 def fits_pairs(proposal: Proposal, *others: Tensor) -> bool:
-    """Tells whether a proposal, and what else is read, is of the usual case: see above."""
+    """Returns whether a proposal and the other inputs are of the usual case, see above."""
     logits = proposal.logits
     return (
         logits.shape[-1] == 2
@@ -42,7 +42,7 @@ def fits_pairs(proposal: Proposal, *others: Tensor) -> bool:
 
 
 def draw_rows(proposal: Proposal, gumbel: Tensor) -> tuple[Tensor, Tensor]:
-    """Draws every row on its own: z and log_q, for any proposal."""
+    """Draws every row independently: z and log_q, for any proposal."""
     found = _draw_pairs(proposal, gumbel) if fits_pairs(proposal, gumbel) else None
     return draw_each_row(proposal, gumbel) if found is None else found
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the samplers share: from logits and noise to scores, and to the probabilities of what was drawn.
+"""Code that the samplers share: scores from logits and noise, and the probabilities of what was drawn.
 
 Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 """
@@ -33,7 +33,7 @@ _PRICE_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flat:
-    """The second component of a mixture: with probability eps a row draws from logits that make it indifferent.
+    """The second component of a mixture: with probability eps a row draws any expert about equally likely.
 
     Attributes:
         logits: `prices`, the same for every row, but -inf where the pair is forbidden to the row. What a row pays for
@@ -52,7 +52,7 @@ class Flat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """The distribution that each row would draw from if it were alone.
+    """The distribution that each row would draw from without other rows.
 
     Attributes:
         logits: a / tau, or log of its Sinkhorn balancing; unnormalised unless it was balanced. At least float32.
@@ -67,7 +67,7 @@ class Proposal:
     flat: Flat | None = None
 
     def scores(self, gumbel: Float[Tensor, "*solves n k"]) -> Float[Tensor, "*solves n k"]:
-        """Perturbs the logits: s = a / tau + g, with the flat logits for a where the coin says so; s = a if tau = 0."""
+        """Perturbs the logits: s = a / tau + g, with flat logits for a in rows below eps; s = a if tau = 0."""
         if self.deterministic is True:
             return self.logits.expand(gumbel.shape)
         logits = self.logits
@@ -111,7 +111,7 @@ class Proposal:
         )
 
     def log_q(self, log_q: Float[Tensor, "*batch n k"], z: Int[Tensor, "*batch n"]) -> Float[Tensor, "*batch n k"]:
-        """Puts in what was really used: one-hot at z where tau = 0, rows of 0 where masked."""
+        """Sets the rows that are not random: one-hot at z where tau = 0, 0 where masked."""
         if self.deterministic is not False:
             chosen = torch.arange(log_q.shape[-1], device=z.device) == z.unsqueeze(-1)
             one_hot = torch.zeros_like(log_q).masked_fill_(~chosen, -torch.inf)
@@ -134,7 +134,7 @@ def propose(
     sinkhorn_first: bool,
     scope: Scope = THIS_PROCESS,
 ) -> Proposal:
-    """Checks what every sampler takes, and applies temperature and balancing.
+    """Checks the arguments that all samplers have, and applies temperature and balancing.
 
     With `sinkhorn_first` the proposal is sinkhorn(a / tau): columns that sum to n / k, section 2.3 of the paper.
     """
@@ -152,7 +152,7 @@ def propose_for_solves(
     sinkhorn_first: bool,
     scope: Scope = THIS_PROCESS,
 ) -> Proposal:
-    """Does the same for noise whose shape was checked, with dimensions that the logits need not have."""
+    """Like `propose`, for noise of a checked shape, which may have dimensions that the logits do not have."""
     check_floating("gumbel", gumbel)
     check_same_device("gumbel", gumbel, "logits", logits)
     check_mask(mask, logits.shape[:-1])
@@ -251,7 +251,7 @@ def _hidden(x: Tensor) -> bool:
 
 
 def draw_each_row(proposal: Proposal, gumbel: Float[Tensor, "*batch n k"]) -> tuple[Tensor, Tensor]:
-    """Draws every row on its own with the Gumbel-max trick: z_i = argmax_j a_ij / tau + g_ij.
+    """Draws every row independently with the Gumbel-max trick: z_i = argmax_j a_ij / tau + g_ij.
 
     Returns:
         z, k for masked rows, and log_q.

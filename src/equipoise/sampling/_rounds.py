@@ -20,11 +20,11 @@ from equipoise.sampling._sample import Sample, among_the_rest
 
 @runtime_checkable
 class DrawsWeighted(Protocol):
-    """What a round asks of a strategy; every `equipoise.Strategy` has it."""
+    """The part of a strategy that a round needs; every `equipoise.Strategy` has it."""
 
     @property
     def draw(self) -> Callable[..., tuple[Sample, Tensor]]:
-        """From log_p, noise and keywords to one expert a row, and each row's weight; a pure function."""
+        """Draws one expert a row from log_p and noise, and computes each row's weight; a pure function."""
         ...
 
 
@@ -39,31 +39,30 @@ def sample_rounds(
     sinkhorn_first: bool = False,
     **how: Any,
 ) -> tuple[Sample, Float[Tensor, "*batch n"]]:
-    r"""Draws K experts a row without replacement, by K rounds of any strategy.
+    r"""Draws K different experts for each row, in K rounds of any strategy.
 
     .. math::
         p(z_i^1, \ldots, z_i^K) = \prod_r p^r(z_i^r), \qquad
         p^r(j) = \frac{p_{ij}}{\sum_{j' \notin \{z_i^1, \ldots, z_i^{r-1}\}} p_{ij'}}, \qquad
         w_i = \prod_r w_i^r,
 
-    the Plackett-Luce distribution. Round r runs the strategy on p^r, in which the row's earlier choices are forbidden
-    (-inf), with noise of its own.
+    which is the Plackett-Luce distribution. Round r runs the strategy on p^r, in which the row's earlier choices are
+    forbidden (-inf), with noise of its own.
 
     Unbiased when: the strategy is. Given the rounds before, the expectation of w_i^r h(z_i^r) over round r is that of h
     under p^r, for every h; from the last round to the first this makes w_i h(z_i^1, ..., z_i^K) unbiased under p.
 
     Capacity adds up. Through round r expert j takes at most r c_j rows, so in round r at most r c_j minus the rows that
-    it kept before, and K c_j in all: what one round leaves free, the next may fill. With equal capacities that hold all
-    rows (k c >= n) every round can be assigned, and any row can take any expert that it has not had. For let every row,
-    after r rounds, spread evenly over its k - r other experts: expert j, which u_j <= r c rows have had, gets
-    (n - u_j) / (k - r) <= (r + 1) c - u_j rows (the left side minus the right grows with u_j, and at u_j = r c the
+    it kept before, and K c_j in all: a round may fill the slots that earlier ones left free. With equal capacities that
+    hold all rows (k c >= n) every round can be assigned, and any row can take any expert that it has not had. For let
+    every row, after r rounds, spread evenly over its k - r other experts: expert j, which u_j <= r c rows have had,
+    gets (n - u_j) / (k - r) <= (r + 1) c - u_j rows (the left side minus the right grows with u_j, and at u_j = r c the
     inequality is n <= k c). A fractional assignment within capacity is an average of whole ones, and this one gives
     every allowed pair a share, so each pair is part of some whole assignment. Unequal capacities, or pairs that you
     forbid, may leave none; that is an error of the solver.
 
-    A row that a round drops has weight 0 from then on, and goes on all the same: its later experts process it, so that
-    rows which look at it (attention) see something near to what they will see when nothing is dropped. It has had its
-    draw: that expert stays forbidden to it.
+    A row that a round drops has weight 0 from then on. Its later experts still process it, so that rows which attend to
+    it get nearly the input that they will get when nothing is dropped. The expert that it drew stays forbidden to it.
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1. No gradient flows from it.
@@ -71,8 +70,8 @@ def sample_rounds(
         noises: one for each round, independent of each other, from the strategy's `draw_noise`.
         capacity: c: rows that an expert may take a round, as in `sample_skip`.
         mask: False for rows that take no expert.
-        sinkhorn_first: balance the proposal of the first round in expectation. Not of later ones: nobody may be left to
-            take an expert that most rows have had, and then no proposal is balanced.
+        sinkhorn_first: balance the proposal of the first round in expectation. Not of later ones: too few
+            rows may be left that can take an expert, and then no proposal is balanced.
         how: the rest of what `strategy.draw` takes: temperature, importance, ...
 
     Returns:

@@ -14,12 +14,12 @@ from equipoise.sampling._scope import THIS_PROCESS, Scope
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Sample(Record):
-    """An expert for each of n rows, with the probability it was drawn with. Nothing in it carries a gradient.
+    """An expert for each of n rows, and the probability with which it was drawn. No field carries a gradient.
 
     Attributes:
         z: the expert that each row drew; k for a masked row. A dropped row keeps the expert it drew.
-        log_q: log-probability with which row i draws expert j, the one that was really used; rows sum to 1. Rows that
-            are masked are 0 and mean nothing.
+        log_q: log-probability with which row i drew expert j; the probabilities of a row sum to 1. Rows that are
+            masked hold 0, without a meaning.
         kept: rows that their expert processes: False for those beyond its capacity, and for masked rows.
         keep_weight: 1 / P(row i is kept | z) = n_j / min(n_j, c_j) for j = z_i; 1 where nothing is skipped, 0 for
             masked rows.
@@ -62,7 +62,7 @@ class Sample(Record):
 
     @property
     def respects_capacity(self) -> bool:
-        """Whether no expert processes more rows than its capacity. Where `assigns_all` too, the capacity sets z."""
+        """Whether no expert processes more rows than its capacity. If `assigns_all` too, z depends on the capacity."""
         return self.capacity is not None
 
     @property
@@ -146,5 +146,5 @@ class Sample(Record):
 def among_the_rest(
     log_p: Float[Tensor, "*batch n k"], taken: Bool[Tensor, "*batch n k"]
 ) -> Float[Tensor, "*batch n k"]:
-    """Renormalises over the experts that a row has not had; in logarithms, where no p is lost next to one near 1."""
+    """Renormalises over the experts that a row has not had; in logarithms, to keep small p beside one near 1."""
     return log_softmax(log_p.masked_fill(taken, -torch.inf))

@@ -29,15 +29,15 @@ def sample_skip(
     coin: Float[Tensor, "*batch n"] | None = None,
     scope: Scope = THIS_PROCESS,
 ) -> Sample:
-    r"""Draws an expert for each row on its own, then keeps at most c_j rows of expert j, chosen uniformly.
+    r"""Draws an expert for each row independently, then keeps at most c_j rows of expert j, chosen uniformly.
 
     .. math::
         z_i \sim q(\cdot | x_i), \quad n_j = \sum_i 1[z_i = j], \quad
         P(\delta_i = 1 | z) = \frac{\min\{n_{z_i}, c_{z_i}\}}{n_{z_i}}.
 
-    The rows with the smallest `priority` are kept: with independent uniform priorities every subset of an expert's rows
-    is as likely as any other of its size, whatever the order of the batch. Equal priorities go by position.
-    O(n log n) for the order, and no n x k table of who is where.
+    The rows with the smallest `priority` are kept. With independent uniform priorities all subsets of the same size of
+    an expert's rows are equally likely, whatever the order of the batch. Equal priorities are ordered by position.
+    Sorting takes O(n log n), and no n x k table is built.
 
     With probability eps a row draws from the uniform distribution over the experts that are allowed to it, so that
     q = (1 - eps) softmax(a / tau) + eps / k >= eps / k, and p/q <= k / eps.
@@ -46,7 +46,7 @@ def sample_skip(
         logits: unnormalised log-probabilities a; -inf forbids a pair. The proposal may be any: the router's logits, or
             others.
         gumbel: standard Gumbel noise, from `draw_gumbel`.
-        priority: independent uniform numbers, one a row; the smallest stay.
+        priority: independent uniform numbers, one a row; the rows with the smallest are kept.
         temperature: tau >= 0, one number or one for each problem. 0 takes the largest logit, without noise.
         capacity: rows an expert may keep, at least 1. None: ceil(rows that are not masked / k); or one for all, one
             for each expert, or one for each problem and expert.

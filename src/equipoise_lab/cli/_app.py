@@ -21,13 +21,13 @@ from equipoise_lab.cli._warmup import warmup
 
 _HELP = """Exact balanced assignment for sparse mixtures of experts.
 
-In Python the library is `import equipoise as eq`; this command runs its experiments. Every command writes what it found
-into a folder (`--out`): the figures as JSON, the pictures as SVG and PNG.
+In Python, use the library with `import equipoise as eq`. This command runs its experiments. Each experiment writes its
+results into a folder (`--out`): numbers as JSON, figures as SVG and PNG. To begin, run `equipoise demo`.
 """
 
 _BENCH_HELP = """Measure speed against the alternatives, all in one run on this machine.
 
-The figures that count are ratios: times in milliseconds belong to a machine, ratios within one run travel better.
+Compare ratios, not milliseconds: a time depends on the machine, a ratio within one run depends on it much less.
 """
 
 # Commands inherit it from the group.
@@ -56,9 +56,7 @@ def _root(  # pyright: ignore[reportUnusedFunction]  (typer calls it)
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    traceback: Annotated[
-        bool, typer.Option("--traceback", help="On an error, show where in the code it arose.")
-    ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="On an error, show the full traceback.")] = False,
 ) -> None:
     del version, traceback  # the first acts in its callback, the second in main
 

@@ -18,33 +18,35 @@ _LOG_WIDTH = 160
 def audit(
     strategy: Annotated[
         list[str] | None,
-        typer.Option(help="A strategy's name, or package.module:name; may be repeated. [default: all]"),
+        typer.Option(help="Name of a strategy, or package.module:name; may be repeated. [default: all]"),
     ] = None,
     baseline: Annotated[
         list[str] | None,
         typer.Option(
-            help="none, ema, expert-mean, critic, residual, leave-one-out or draws, with every strategy; may be "
-            "repeated. [default: none, and the others with three strategies]"
+            help="Baseline for every strategy: none, ema, expert-mean, critic, residual, leave-one-out or draws; may "
+            "be repeated. [default: none, and the others with three strategies]"
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)] = Path("out/audit"),
-    n: Annotated[int, typer.Option("--n", help="Rows (datapoints).")] = 8,
-    k: Annotated[int, typer.Option("--k", help="Experts.")] = 2,
-    capacity: Annotated[int | None, typer.Option(help="Rows an expert may process. [default: n/k, rounded up]")] = None,
+    n: Annotated[int, typer.Option("--n", help="Number of rows (datapoints).")] = 8,
+    k: Annotated[int, typer.Option("--k", help="Number of experts.")] = 2,
+    capacity: Annotated[int | None, typer.Option(help="Rows an expert may take. [default: n/k, rounded up]")] = None,
     capacity_factor: Annotated[
-        float | None, typer.Option(help="Slack: rows an expert may process, as a multiple of n/k.")
+        float | None, typer.Option(help="Rows an expert may take, as a multiple of n/k.")
     ] = None,
     temperature: Annotated[float, typer.Option(help="Temperature of the proposal.")] = 1.0,
     sharpness: Annotated[float, typer.Option(help="Standard deviation of the router's logits.")] = 1.0,
     row_effect: Annotated[
-        float, typer.Option(help="Mean and standard deviation of a loss that a row has whatever its expert.")
+        float, typer.Option(help="Mean and standard deviation of the part of a row's loss that no expert changes.")
     ] = 1.0,
     eps: Annotated[
-        float | None, typer.Option(help="Mixture weight, for strategies that mix. [default: theirs]")
+        float | None, typer.Option(help="Mixture weight, for strategies that mix. [default: the strategy's own]")
     ] = None,
-    solves: Annotated[int | None, typer.Option(help="Solves, for strategies that average. [default: theirs]")] = None,
-    draws: Annotated[int, typer.Option(help="Draws of the whole batch, for each strategy.")] = 500_000,
-    seed: Annotated[int, typer.Option(help="Seed of router, losses and noise.")] = 0,
+    solves: Annotated[
+        int | None, typer.Option(help="Solves, for strategies that average. [default: the strategy's own]")
+    ] = None,
+    draws: Annotated[int, typer.Option(help="Number of draws of the whole batch, for each strategy.")] = 500_000,
+    seed: Annotated[int, typer.Option(help="Seed of the router, the losses and the noise.")] = 0,
     sinkhorn_first: Annotated[
         bool, typer.Option("--sinkhorn-first", help="Balance the proposal in expectation before sampling.")
     ] = False,
@@ -52,19 +54,19 @@ def audit(
         bool, typer.Option("--no-importance", help="Leave the ratio p/q out of the weights.")
     ] = False,
 ) -> None:
-    """Show which gradient estimates are unbiased, and what each costs in variance and in time.
+    """Measure which gradient estimates are unbiased, and what each costs in variance and in time.
 
-    Draws a small router and a loss for every row and expert, computes the gradient of the expected loss exactly, and
-    compares it with the mean of many estimates, made by the code that training uses. A verdict is `biased` (with a
-    false-alarm rate of one in a million), `unbiased` (a bias of a tenth of the gradient would have been found), or
-    `undecided`, with the number of draws that are missing.
+    Draws a small router and a loss for every row and expert, and computes the gradient of the expected loss exactly.
+    Then compares it with the mean of many estimates, made by the code that training uses. The verdict is `biased` (with
+    a false-alarm rate of one in a million), `unbiased` (a bias of a tenth of the gradient would have been found), or
+    `undecided`, with the number of draws that would decide.
 
-    Prints a table; writes `audit.json` (every figure, component by component), `audit.svg` and `audit.png` (bias
-    against standard deviation), `audit-cost.svg` and `audit-cost.png` (variance against time). Takes about a minute,
-    and some seconds more where the solver is not yet compiled.
+    Prints a table. Writes `audit.json` (all numbers, component by component), `audit.svg` and `audit.png` (bias against
+    standard deviation), `audit-cost.svg` and `audit-cost.png` (variance against time). Takes about a minute, and some
+    seconds more if the solver is not yet compiled.
 
-    A strategy of your own: `equipoise audit --strategy mypackage.mymodule:my_strategy --strategy sample`. Where rows
-    compete, a baseline that sees the rest of the batch is biased: `equipoise audit --baseline leave-one-out`.
+    To audit your own strategy: `equipoise audit --strategy mypackage.mymodule:my_strategy --strategy sample`. To see a
+    biased baseline, which depends on the other rows of the batch: `equipoise audit --baseline leave-one-out`.
     """
     from equipoise_lab._ledger import locked
     from equipoise_lab.audit import (

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from equipoise_lab.bench import Benchmark, Log, Measurement
 
 Out = Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)]
-Repeats = Annotated[int, typer.Option(min=1, help="Repetitions of each measurement; the best counts.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Keep what a run that ended has measured too.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Repetitions of each measurement; the best one is reported.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Keep the measurements of a finished run too.")]
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _LOG_WIDTH = 120
@@ -24,35 +24,35 @@ _LAYER_THREADS = (1, 2)
 def assign(
     out: Out = Path("out/bench-assign"),
     grid: Annotated[
-        Literal["quick", "full"], typer.Option(help="Sizes and checks: quick takes about a minute, full several.")
+        Literal["quick", "full"], typer.Option(help="Sizes and checks. quick takes a minute or so, full several.")
     ] = "full",
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch and equipoise. Peers use one.")] = 1,
     repeats: Repeats = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the score matrices.")] = 0,
     family: Annotated[
         str,
-        typer.Option(help="Score matrices for the sizes: gumbel, logits, sharp, rank-2, ... as in the second table."),
+        typer.Option(help="Family of the score matrices: gumbel, logits, sharp, rank-2, ... as in the second table."),
     ] = "popular",
     budget: Annotated[
         float | None,
-        typer.Option(help="Seconds that one call may take; slower solvers skip the size. [default: the grid's own]"),
+        typer.Option(help="Most seconds for one call; a slower solver skips the size. [default: the grid's own]"),
     ] = None,
     resume: Resume = False,
 ) -> None:
-    """Time the exact balanced assignment against its peers.
+    """Time the exact balanced assignment against other solvers.
 
-    Solves the same float32 score matrices with `eq.assign` (all methods), POT's `ot.emd`, OR-tools' min-cost flow and
-    scipy's `linear_sum_assignment`, and with `torch.argmax`, which balances nothing and is the floor. Every value is
-    compared with ours, so a solver that is fast but inexact shows what it loses.
+    Solves the same float32 score matrices with `eq.assign` (all methods), POT's `ot.emd`, OR-tools' min-cost flow,
+    scipy's `linear_sum_assignment`, and `torch.argmax`, which does not balance and is the floor. Compares every value
+    with ours, so that the loss of an inexact solver is visible.
 
-    Then: every family of difficult matrices at 16,384 x 64, tight and with slack; batches, warm starts, two threads,
-    peak memory, first call and import in fresh processes. Each figure is held against a stated limit.
+    Then measures every family of difficult matrices at 16,384 x 64, tight and with slack; batches, warm starts and two
+    threads; peak memory; and the first call and import in fresh processes. Compares each number with a stated limit.
 
     Writes `bench-assign.json` (after every measurement), `bench-assign.svg` and `bench-assign.png`.
 
-    When it is interrupted, the same command goes on from what is measured; after it has ended, it starts anew.
+    After an interruption, the same command continues. After a finished run, it starts again.
 
-    For a first impression: `equipoise bench assign --grid quick`. For matrices that are hard to balance:
+    For a quick look: `equipoise bench assign --grid quick`. For matrices that are hard to balance:
     `equipoise bench assign --family rank-2 --out out/rank-2`.
     """
     _set_threads(threads)
@@ -66,28 +66,28 @@ def assign(
 def sinkhorn(
     out: Out = Path("out/bench-sinkhorn"),
     grid: Annotated[
-        Literal["quick", "full"], typer.Option(help="Sizes and deviations: quick takes about a minute, full several.")
+        Literal["quick", "full"], typer.Option(help="Sizes and deviations. quick takes a minute or so, full several.")
     ] = "full",
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch and numpy.")] = 1,
     repeats: Repeats = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the logits.")] = 0,
     budget: Annotated[
         float | None,
-        typer.Option(help="Seconds that one call of POT may take; it skips larger sizes. [default: the grid's own]"),
+        typer.Option(help="Most seconds for one call of POT; larger sizes are skipped. [default: the grid's own]"),
     ] = None,
     resume: Resume = False,
 ) -> None:
     """Time balancing in expectation against torch.softmax and POT.
 
     Balances the same float32 logits, flat to sharp, with `eq.sinkhorn` (tight, with slack, with the backward pass) and
-    POT's `ot.bregman.sinkhorn_log`, all to the same relative column error, beside `torch.softmax`, which balances
-    nothing and is the floor. Each figure is held against a stated limit.
+    POT's `ot.bregman.sinkhorn_log`, all to the same relative column error. Also times `torch.softmax`, which does not
+    balance and is the floor. Compares each number with a stated limit.
 
     Writes `bench-sinkhorn.json` (after every measurement), `bench-sinkhorn.svg` and `bench-sinkhorn.png`.
 
-    When it is interrupted, the same command goes on from what is measured; after it has ended, it starts anew.
+    After an interruption, the same command continues. After a finished run, it starts again.
 
-    For a first impression: `equipoise bench sinkhorn --grid quick`.
+    For a quick look: `equipoise bench sinkhorn --grid quick`.
     """
     _set_threads(threads)
 
@@ -101,28 +101,29 @@ def layer(
     out: Out = Path("out/bench-layer"),
     grid: Annotated[
         Literal["quick", "full"],
-        typer.Option(help="Size of the layer: quick takes a minute or two, full a quarter of an hour."),
+        typer.Option(help="Size of the layer. quick takes a minute or two, full takes a quarter of an hour."),
     ] = "full",
     threads: Annotated[
-        list[int] | None, typer.Option(min=1, help="Threads for torch; repeat it for several. [default: 1 and 2]")
+        list[int] | None, typer.Option(min=1, help="Threads for torch; may be repeated. [default: 1 and 2]")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds of each comparison; the best time counts.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of parameters, tokens and noise.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of each comparison; the best time is reported.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the parameters, the tokens and the noise.")] = 0,
     resume: Resume = False,
 ) -> None:
     """Time the layer against a dense one, Switch and Hugging Face transformers.
 
-    One forward and backward pass of `eq.nn.MoE` with every router, with the share that the router takes; `gm-iw` and
+    Measures one forward and backward pass of `eq.nn.MoE` with every router, and the share of the router; `gm-iw` and
     `skip-iw` against `switch`; `topk` against `MixtralSparseMoeBlock` of transformers with the same parameters, in the
-    fastest of its modes (without it: `pip install 'equipoise[transformers]'`, the rest runs); peak memory against the
-    dense layer of the same active size. Layers that are compared take turns. Each figure is held against a stated
-    limit.
+    fastest of its modes; and peak memory against the dense layer of the same active size. Layers that are compared take
+    turns. Compares each number with a stated limit.
+
+    The comparison with transformers needs `pip install 'equipoise[transformers]'`; everything else runs without it.
 
     Writes `bench-layer.json` (after every measurement), `bench-layer.svg` and `bench-layer.png`.
 
-    When it is interrupted, the same command goes on from what is measured; after it has ended, it starts anew.
+    After an interruption, the same command continues. After a finished run, it starts again.
 
-    For a first impression: `equipoise bench layer --grid quick`.
+    For a quick look: `equipoise bench layer --grid quick`.
     """
     wanted = tuple(threads) if threads else _LAYER_THREADS
     _set_threads(max(wanted))
@@ -174,11 +175,11 @@ def balance(
     out: Out = Path("out/bench-balance"),
     grid: Annotated[
         Literal["quick", "full"],
-        typer.Option(help="Experts and batches: quick takes less than a minute, full about five."),
+        typer.Option(help="Experts and batches. quick takes less than a minute, full takes about five."),
     ] = "full",
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch and equipoise.")] = 1,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Repetitions with other logits; means count. [default: the grid's own]")
+        int | None, typer.Option(min=1, help="Repetitions with other logits, averaged. [default: the grid's own]")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first trial.")] = 0,
     resume: Resume = False,
@@ -186,15 +187,15 @@ def balance(
     """Measure how well routers balance batches that they have not seen.
 
     Routers that learn one number for each expert from past batches (`loss-free`, `quantile`, `priced`) observe 1 to 100
-    batches of logits, which stay as they are or drift. Then the largest load over the mean load, minus 1 (MaxVio), is
-    measured on fresh batches, beside that of `topk`, which does not balance, and that of exact prices of a very large
-    batch: the floor that sampling noise sets. `priced` is held against stated limits.
+    batches of logits, from a distribution that is fixed or drifts. Then MaxVio, the largest load over the mean load
+    minus 1, is measured on fresh batches. It is also measured for `topk`, which does not balance, and for exact prices
+    of a very large batch, the floor that sampling noise sets. Compares `priced` with stated limits.
 
     Writes `bench-balance.json` (after every measurement), `bench-balance.svg` and `bench-balance.png`.
 
-    When it is interrupted, the same command goes on from what is measured; after it has ended, it starts anew.
+    After an interruption, the same command continues. After a finished run, it starts again.
 
-    For a first impression: `equipoise bench balance --grid quick`.
+    For a quick look: `equipoise bench balance --grid quick`.
     """
     _set_threads(threads)
 

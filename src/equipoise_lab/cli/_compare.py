@@ -19,11 +19,11 @@ def compare(
     ] = "digits",
     out: Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)] = Path("out/compare"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="In small, in under a minute: shows that it runs, decides nothing.")
+        bool, typer.Option("--quick", help="A small run of under a minute, to try the command; it decides nothing.")
     ] = False,
-    seeds: Annotated[int | None, typer.Option(help="Runs of each setting. [default: 5]")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of runs of each setting. [default: 5]")] = None,
     first_seed: Annotated[
-        int | None, typer.Option(help="The first seed; other seeds, other runs. [default: 0]")
+        int | None, typer.Option(help="First seed; other seeds give other runs. [default: 0]")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of training. [default: 600; lm: 1200]")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes. [default: one for each core]")] = None,

@@ -15,9 +15,9 @@ def demo(
     """Show what the library does, in half a minute and without any data.
 
     Balances a batch, draws a balanced sample, audits an estimator with and without its weights, and trains a small
-    mixture of experts. Prints what it found, and writes `demo.html`, one page with the figures.
+    mixture of experts. Prints the results, and writes them with figures to one page, `demo.html`.
 
-    On a fresh machine the first call compiles kernels, which takes half a minute more.
+    The first call on a machine compiles kernels, which takes half a minute more.
     """
     from rich.panel import Panel
 

@@ -10,36 +10,36 @@ import typer
 def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)] = Path("out/reproduce"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="In small, in under a minute: shows that it runs, decides little.")
+        bool, typer.Option("--quick", help="A small run of under a minute, to try the command; it decides little.")
     ] = False,
     sensitivity: Annotated[
         bool,
-        typer.Option("--sensitivity", help="Also train the panels under every other reading of what the paper omits."),
+        typer.Option("--sensitivity", help="Also train the panels with other values of what the paper leaves open."),
     ] = False,
     beyond: Annotated[
         bool,
-        typer.Option("--beyond", help="Also train what the paper does not have, on 40 seeds."),
+        typer.Option("--beyond", help="Also train the estimators that the paper does not have, on 40 seeds."),
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="Runs of each setting. [default: 40 for the REINFORCE panels, 20 else]")
+        int | None, typer.Option(help="Number of runs of each setting. [default: 40 for the REINFORCE panels, else 20]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of training. [default: 10000]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps. [default: 10000]")] = None,
     choose: Annotated[
         list[str] | None,
-        typer.Option(help="What the paper leaves open, as name=value (dataset=shared); may be repeated."),
+        typer.Option(help="Choose what the paper leaves open, as name=value (dataset=shared); may be repeated."),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes. [default: one for each core]")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of processes. [default: one for each core]")] = None,
 ) -> None:
-    """Reproduce the paper: train all its runs, draw its figures, judge its claims.
+    """Reproduce the paper: train all its runs, draw its figures, test its claims.
 
     Trains the toy experiment of Kool, Maddison and Mnih (2021) in full: two ways for the router to learn, three ways to
     sample, six estimators, twelve temperatures, 20 to 40 seeds with a dataset each, REINFORCE with and without a
-    baseline, and the sweeps of the balance loss and the learning rate. Then the studies behind its other statements.
-    Every claim is judged by a rule that was fixed before.
+    baseline, and the sweeps of the balance loss and the learning rate. Then runs the studies behind the paper's other
+    statements. Judges every claim by a rule that was fixed in advance.
 
-    Writes `results.csv` (a line for each run), `claims.json`, `figures/` and `report.html`, one page that holds it all.
-    Takes about 10 minutes on two cores. When it is
-    interrupted, the same command goes on from what is done; after it has ended, it starts anew.
+    Writes `results.csv` (a line for each run), `claims.json`, `figures/` and `report.html`, one page with everything.
+    Takes about 10 minutes on two cores. After an interruption, the same command continues. After a finished run, it
+    starts again.
     """
     from dataclasses import replace
 

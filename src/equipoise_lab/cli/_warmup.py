@@ -3,10 +3,10 @@
 
 
 def warmup() -> None:
-    """Compile all kernels now, so that no later process on a CPU of this kind waits for it.
+    """Compile all kernels now, so that later processes on a CPU of this kind start without compiling.
 
-    For images and continuous integration. Takes about a minute of one core, and a few seconds when it was done before.
-    Kernels are kept beside the package, or in the folder that `NUMBA_CACHE_DIR` names.
+    Useful in container images and continuous integration. Takes about a minute on one core, and a few seconds if the
+    kernels are compiled already. Kernels are stored beside the package, or in the folder that `NUMBA_CACHE_DIR` names.
     """
     import time
 

@@ -47,7 +47,9 @@ def show_assignment() -> Part:
     with style():
         figure = new_figure(7.0, 2.6)
         (axes,) = row(figure, 1)
-        axes.bar(range(64), wanted.sort(descending=True).values, color=GREY, width=0.8, label="favourite expert")
+        axes.bar(
+            range(64), wanted.sort(descending=True).values.tolist(), color=GREY, width=0.8, label="favourite expert"
+        )
         axes.plot([-0.5, 63.5], [256, 256], color=_CALM, linewidth=2.4, label="balanced: 256 each")
         axes.set(xlabel="expert, by popularity", ylabel="rows", xlim=(-1, 64))
         axes.legend()
@@ -77,7 +79,7 @@ def show_sampling() -> Part:
     with style():
         figure = new_figure(7.0, 3.4)
         (axes,) = row(figure, 1)
-        axes.loglog(log_q_z.exp(), log_p_z.exp(), **look("gm-iw").points(3.2))
+        axes.loglog(log_q_z.exp().tolist(), log_p_z.exp().tolist(), **look("gm-iw").points(3.2))
         axes.plot([1e-3, 1], [1e-3, 1], color=GREY, linewidth=0.8)
         axes.text(0.0013, 0.0019, "weight 1", color=GREY, rotation=23)
         axes.set(xlabel="q: how likely the balanced draw was", ylabel="p: how likely the router wanted it")

@@ -83,7 +83,7 @@ def test_what_the_command_found_is_stored_under_a_date(
 ) -> None:
     for folder in ("docs", "benchmarks", "found/figures"):
         (tmp_path / folder).mkdir(parents=True)
-    for name in ("README.md", "docs/reproduction.md", "docs/estimators.md"):
+    for name in DOCUMENTS:
         (tmp_path / name).write_text(DOCUMENT + "![](benchmarks/2026-01-02-reproduce.png)\n")
     write_claims(tmp_path / "found/claims.json", judge(make_results(), studies))
     for name in ("main", "minority"):

@@ -2,7 +2,6 @@
 """The whole command: tuning runs, choice of settings, final runs, JSON, picture."""
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -68,7 +67,7 @@ def compare_models(
     Returns:
         What was found, and where it is.
     """
-    began, text, path = time.perf_counter(), read_text(), out / f"{NAME}.json"
+    text, path = read_text(), out / f"{NAME}.json"
     begin(path, [Ledger(out / "lm-runs")])
     runs = recipe.tuning_runs()
     say(f"tuning: {len(runs):,} runs of {recipe.steps:,} steps")
@@ -83,8 +82,7 @@ def compare_models(
     pictures = save_figure(outcomes, out)
     content = {
         "command": command,
-        "seconds": round(time.perf_counter() - began, 1),
-        "processor_seconds": round(sum(t.step_time * recipe.steps for t in (*tuned, *final)), 1),
+        "training_seconds": round(sum(t.step_time * recipe.steps for t in (*tuned, *final)), 1),
         "environment": environment(),
         "recipe": recipe.describe(),
         "text": text.describe(),

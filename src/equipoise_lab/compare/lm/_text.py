@@ -3,7 +3,6 @@
 
 import hashlib
 import sysconfig
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,14 +107,3 @@ def gather(text: UInt8[Tensor, "bytes"], starts: Int[Tensor, "n"], length: int) 
         The pieces.
     """
     return text[starts.unsqueeze(1) + torch.arange(length + 1)].long()
-
-
-def byte_shares(text: UInt8[Tensor, "bytes"], which: Sequence[int]) -> list[float]:
-    """Computes which part of a text each of some bytes is.
-
-    Example:
-        >>> byte_shares(torch.tensor([32, 32, 10, 65], dtype=torch.uint8), [32, 10])
-        [0.5, 0.25]
-    """
-    counts = torch.bincount(text.long(), minlength=VOCABULARY)
-    return [float(counts[byte]) / len(text) for byte in which]

@@ -81,10 +81,15 @@ class Trained:
 
 def read_trained(run: Run, content: Any) -> Trained:
     """Makes of JSON what `Trained.write` made of it."""
-    routed = {name: Routed(**content[name]) for name in ("training", "evaluation")}
-    curve = tuple((int(step), float(loss)) for step, loss in content["curve"])
-    tests = {name: content.get(name) for name in ("test", "limited_test")}
-    return Trained(run=run, curve=curve, step_time=content["step_time"], **tests, **routed)
+    return Trained(
+        run=run,
+        curve=tuple((int(step), float(loss)) for step, loss in content["curve"]),
+        test=content["test"],
+        limited_test=content.get("limited_test"),
+        training=Routed(**content["training"]),
+        evaluation=Routed(**content["evaluation"]),
+        step_time=content["step_time"],
+    )
 
 
 def train(run: Run, recipe: LanguageModels, text: Text, *, progress: Callable[[int], object] | None = None) -> Trained:

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages say what is true: every public name is documented, code runs, tutorials show the scripts as they are."""
+
+import importlib
+import re
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    """What renders tutorials, and what knows where each name is documented."""
+    sys.path.insert(0, str(DOCS / "_tools"))
+    try:
+        import tutorials
+    finally:
+        sys.path.pop(0)
+    return tutorials
+
+
+def blocks(page: Path) -> list[str]:
+    """The code of a page that is meant to run: not what follows a comment `<!-- not run: why -->`."""
+    found = re.finditer(
+        r"(<!-- not run[^>]*-->\n+)?^ *```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL | re.M
+    )
+    return [textwrap.dedent(match[2]) for match in found if match[1] is None]  # tabs are indented
+
+
+WITH_CODE = [page for page in sorted(DOCS.rglob("*.md")) if blocks(page) and page.parent.name != "tutorials"]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(DOCS)))
+def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}  # later blocks go on where earlier ones end
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for block in blocks(page):
+            exec(compile(block, str(page.name), "exec"), names)
+
+
+def test_reasons_stand_beside_code_that_does_not_run() -> None:
+    notes = [note for page in DOCS.rglob("*.md") for note in re.findall(r"<!-- not run([^>]*)-->", page.read_text())]
+    assert [note for note in notes if not re.match(r": \w+ \w+", note)] == []
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "equipoise",
+        "equipoise.assignment",
+        "equipoise.balancing",
+        "equipoise.sampling",
+        "equipoise.estimators",
+        "equipoise.nn",
+        "equipoise.audit",
+        "equipoise.reference",
+        "equipoise.distributed",
+        "equipoise.integrations.transformers",
+    ],
+)
+def test_every_public_name_has_its_place(package: str) -> None:
+    module = importlib.import_module(package)
+    entries = {
+        entry for page in (DOCS / "api").glob("*.md") for entry in re.findall(r"^::: (\S+)", page.read_text(), re.M)
+    }
+    shown = {entry.rpartition(".")[2] for entry in entries}
+    names = {name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)} - {"__version__"}
+    assert names - shown == set()
+
+
+def test_tutorials_show_their_scripts(build: ModuleType) -> None:
+    stale = []
+    for name in build.tutorials():
+        page = DOCS / "tutorials" / f"{name}.md"
+        text = page.read_text(encoding="utf-8") if page.exists() else ""
+        script = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+        expected = [part if prose else build.shown(part) for prose, part in build.parts(script)]
+        stale += [name] if any(part not in text for part in expected) else []
+    assert stale == [], "run `make tutorials`"
