@@ -8,6 +8,7 @@ from torch import Tensor
 
 from equipoise._core import FLOATS
 from equipoise.assignment import assign, conditional_values, detour_costs
+from equipoise.assignment._kernels._books import compile_rare
 from equipoise.balancing import sinkhorn
 from equipoise.sampling import sample_gumbel_matching, sample_skip
 
@@ -65,6 +66,7 @@ def _groups(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "small problems", lambda: assign(small)
     yield "large problems", lambda: _cold_and_warm(large)
     yield "hard problems", lambda: [_cold_and_warm(scores) for scores in _hard(normal)]
+    yield "rare turns", lambda: compile_rare(torch.empty(0, dtype=dtype).numpy().dtype)
     yield "conditional values", lambda: _conditionals(small)
     yield "sampling", lambda: sample_gumbel_matching(small, normal(*_SMALL))
 

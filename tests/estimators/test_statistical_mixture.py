@@ -47,7 +47,7 @@ def test_estimate_is_unbiased(name: str, case: str) -> None:
 def solved_prices(log_p: Tensor, noise: Noise, **how: Any) -> Sample:
     """The flat component with prices of the assignment that was solved, in place of Sinkhorn's."""
 
-    def prices(logits: Tensor, slots: Tensor, mask: Tensor | None) -> Tensor:
+    def prices(logits: Tensor, slots: Tensor, mask: Tensor | None, _scope: object) -> Tensor:
         return assign(logits + noise.gumbel, slots, mask=mask).prices.to(logits.dtype).unsqueeze(-2)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -92,8 +92,8 @@ class AuditResult:
 
         Example:
             >>> from equipoise.audit import Conditions, audit
-            >>> print(audit("sample", Conditions(n=2, draws=20_000)))  # doctest: +ELLIPSIS
-            sample: unbiased
+            >>> print(audit("skip-iw", Conditions(n=4, draws=50_000, row_effect=0.0)))
+            skip-iw: unbiased
               router:  bias ... of the gradient's norm (95% interval ... to ...), one estimate deviates by ...
               experts: bias ...
               worst component ... standard errors off (limit ...); a bias of ... would have been found
