@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import equipoise as eq
 from support.distributed.checks_global import GLOBAL_CHECKS
 from support.distributed.checks_runs import RUN_CHECKS
+from support.distributed.checks_transformers import swapped
 from support.distributed.models import (
     ROUTERS,
     ROWS,
@@ -254,6 +255,8 @@ CHECKS: dict[str, Callable[[Path], None]] = {
             "evaluation": {"router": "skip-iw", "evaluation": "priced"},
         }.items()
     },
+    "transformers-topk": partial(swapped, router="topk"),
+    "transformers-base": partial(swapped, router="base", capacity_factor=1.0),
     "equal-splits": equal_splits,
     "clip": clip,
     "loss-free": loss_free_counts_all_rows,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.integrations.transformers._contract import CORRECTION_BIAS
-from equipoise.nn import Router, Routing, RoutingSource, emit
+from equipoise.nn import Dispatcher, Router, Routing, RoutingSource, emit
 
 LAYER = "equipoise_layer"
 """The attribute under which block, gate and experts of a layer find what they share."""
@@ -60,6 +60,7 @@ class Layer:
         shape: leading dimensions of the block's input, while it runs.
         routing: the decision, from the gate to the end of the block.
         decide: changes the decision: a replay; None: nothing does.
+        dispatcher: takes rows to experts on other ranks; None: all experts are here.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -67,6 +68,7 @@ class Layer:
         self.shape: tuple[int, ...] | None = None
         self.routing: Routing | None = None
         self.decide: Callable[[Routing], Routing] | None = None
+        self.dispatcher: Dispatcher | None = None
 
     def shape_of(self, rows: int) -> tuple[int, ...]:
         """Returns the leading dimensions of T rows, as far as they are known."""
@@ -162,6 +164,22 @@ class RoutedBlock(RoutingSource):
     def routed_gate(self) -> RoutedGate:
         """The gate."""
         return next(child for child in self.children() if isinstance(child, RoutedGate))
+
+    @property
+    def num_experts(self) -> int:
+        """The number of experts, E."""
+        return self.routed_gate.router.num_experts
+
+    @property
+    def dispatcher(self) -> Dispatcher | None:
+        """How rows reach experts on other ranks; `equipoise.distributed.parallelize` sets it. None: all are here."""
+        return layer_of(self).dispatcher
+
+    @dispatcher.setter
+    def dispatcher(self, dispatcher: Dispatcher) -> None:
+        layer_of(self).dispatcher = dispatcher
+        # Only ours knows of other ranks.
+        self.routed_gate.__dict__["experts_config"]._experts_implementation = "equipoise"
 
     @property
     def dim(self) -> int:
