@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import equipoise as eq
 from equipoise.nn import LocalDispatcher, Routing
 from equipoise.nn._experts import MLPExperts
-from equipoise.sampling import THIS_PROCESS
 
 E, DIM = 3, 4
 CASES = {
@@ -48,7 +47,6 @@ def make_routing(
         score_function=False,
         exactly_balanced=exactly_balanced,
         balance_losses={},
-        scope=THIS_PROCESS,  # a default would be an object that a compiled graph knows no source of
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise._core import Record, compact_repr
 from equipoise.nn._stats import RoutingStats, routing_stats
-from equipoise.sampling import THIS_PROCESS, Sample, Scope
+from equipoise.sampling import Sample, Scope, this_process
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -64,7 +64,7 @@ class Routing(Record):
     capacity: int | None = None
     score_function: bool = False
     exactly_balanced: bool = False
-    scope: Scope = THIS_PROCESS
+    scope: Scope = field(default_factory=this_process)
     balance_losses: Mapping[str, Tensor] = field(default_factory=dict)
     selection: Float[Tensor, "T E"] | None = None
 

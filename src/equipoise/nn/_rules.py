@@ -5,7 +5,7 @@ Legend: T rows (tokens), E experts, K experts a row.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,7 +17,7 @@ from equipoise.nn._router_checks import check_choice
 from equipoise.nn._routing import Routing
 from equipoise.nn._scoring import Scoring
 from equipoise.ops import count_groups
-from equipoise.sampling import THIS_PROCESS, Scope
+from equipoise.sampling import THIS_PROCESS, Scope, this_process
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +55,7 @@ class RouteRequest:
     shape: tuple[int, ...] | None = None
     scoring: Scoring | None = None
     selection: Float[Tensor, "T E"] | None = None
-    scope: Scope = THIS_PROCESS
+    scope: Scope = field(default_factory=this_process)
 
     def route(
         self,

@@ -10,6 +10,7 @@ from equipoise.sampling._rounds import sample_rounds as sample_rounds
 from equipoise.sampling._sample import Sample as Sample
 from equipoise.sampling._scope import THIS_PROCESS as THIS_PROCESS
 from equipoise.sampling._scope import Scope as Scope
+from equipoise.sampling._scope import this_process as this_process
 from equipoise.sampling._skip import sample_skip as sample_skip
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "sample_independent",
     "sample_rounds",
     "sample_skip",
+    "this_process",
 ]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The result of sampling."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise._core import Record, compact_repr
 from equipoise.ops import count_groups, log_softmax
-from equipoise.sampling._scope import THIS_PROCESS, Scope
+from equipoise.sampling._scope import Scope, this_process
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -46,7 +46,7 @@ class Sample(Record):
     prices: Float[Tensor, "*batch k"] | None = None
     gap: Float[Tensor, "*batch"] | None = None
     later: tuple["Sample", ...] = ()
-    scope: Scope = THIS_PROCESS
+    scope: Scope = field(default_factory=this_process)
 
     def __repr__(self) -> str:
         """Shows the sizes, and how it was drawn."""
