@@ -1,38 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four parts of the tour. Each does something real with the library, and returns what it found."""
+"""The parts of the tour. Each does something real with the library, and returns what it found."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from matplotlib.figure import Figure
 
 import equipoise as eq
 from equipoise_lab._style import GREY, add_grid, look, new_figure, row, style
 from equipoise_lab._tables import format_seconds
+from equipoise_lab.demo._part import Part
+from equipoise_lab.demo._training import show_training
 
-_BUSY = "#8c2d04"
 _CALM = "#0b4f94"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """What one part found.
-
-    Attributes:
-        title: what was done.
-        code: the lines of Python that do it, for the reader to copy.
-        found: what came out, a sentence each.
-        figure: the picture.
-        caption: what the picture shows.
-    """
-
-    title: str
-    code: str
-    found: tuple[str, ...]
-    figure: Figure
-    caption: str
 
 
 def show_assignment() -> Part:
@@ -124,49 +104,6 @@ def show_audit() -> Part:
         ),
         figure=figure,
         caption="Mean of 60,000 estimates against the exact gradient: Gumbel-Matching with its weights, and without.",
-    )
-
-
-def show_training(steps: int = 150) -> Part:
-    """Trains a mixture of eight experts on a function of eight pieces, exactly balanced."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        pieces = torch.randn(8, 16, 16) / 4
-        moe = eq.nn.MoE(16, 8, hidden_dim=32, router="gm-iw-mix", capacity_factor=1.0)
-        surrogate = eq.nn.Surrogate()
-        optimizer = torch.optim.AdamW(eq.nn.parameter_groups(moe, lr=1e-2))
-        losses_by_step: list[float] = []
-        loads: list[list[int]] = []
-        for _ in range(steps):
-            x = torch.randn(512, 16)
-            kind = x[:, :3].gt(0).long() @ torch.tensor([1, 2, 4])
-            wanted = torch.einsum("nd,nde->ne", x, pieces[kind])
-            with eq.nn.capture(moe, optimizer) as routings:
-                losses = (moe(x) - wanted).square().mean(-1)
-            loss = surrogate(losses, routings)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses_by_step.append(losses.mean().item())
-            loads.append(routings[0].stats.load.tolist())
-    with style():
-        figure = new_figure(7.0, 2.6)
-        (axes,) = row(figure, 1)
-        axes.plot(range(1, steps + 1), losses_by_step, color=_BUSY)
-        axes.set(xlabel="step", ylabel="mean squared error", ylim=(0, None))
-        add_grid(axes, "y")
-    return Part(
-        title="Train a mixture of experts",
-        code='moe = eq.nn.MoE(16, 8, router="gm-iw-mix", capacity_factor=1.0)\n'
-        "with eq.nn.capture(moe) as routings:\n    losses = (moe(x) - y).square().mean(-1)\n"
-        "surrogate(losses, routings).backward()",
-        found=(
-            f"The error fell from {losses_by_step[0]:.2f} to {losses_by_step[-1]:.2f} in {steps} steps.",
-            f"Every expert had {loads[0][0]} rows in every step: "
-            + ("nothing was dropped." if all(load == loads[0] for load in loads) else "but for rounding."),
-        ),
-        figure=figure,
-        caption="The error of a batch while router and experts learn together.",
     )
 
 
