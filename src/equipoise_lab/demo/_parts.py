@@ -13,6 +13,7 @@ from equipoise_lab.demo._part import Part
 from equipoise_lab.demo._training import show_training
 
 _CALM = "#0b4f94"
+_DRAWS = 100_000
 
 
 def show_assignment() -> Part:
@@ -37,9 +38,9 @@ def show_assignment() -> Part:
         title="Balanced assignment",
         code="a = eq.assign(logits)  # logits [16384, 64]\na.z, a.counts, a.prices, a.gap",
         found=(
-            f"16,384 rows found their best experts in {format_seconds(seconds)}, 256 rows for each of 64 experts.",
+            f"16,384 rows were assigned in {format_seconds(seconds)}: 256 rows for each of 64 experts.",
             f"Without a limit the busiest expert would have {wanted.max():,} rows and the least busy {wanted.min()}.",
-            f"Provably left to gain: {a.gap.item():.1g} of a total score of {a.value.item():,.0f}.",
+            f"The total score is {a.value.item():,.0f}. No balanced assignment is better by more than {a.gap.item():.1g}.",
         ),
         figure=figure,
         caption="Rows that each expert would have without a limit, and what the exact assignment gives it.",
@@ -71,7 +72,7 @@ def show_sampling() -> Part:
         found=(
             f"Rows of each expert: {', '.join(map(str, s.z.bincount(minlength=8).tolist()))}.",
             f"Weights between {weight.min():.2g} and {weight.max():.2g} correct for the balancing.",
-            f"The gradient rests on {effective:.0%} of the batch (effective sample size).",
+            f"The effective sample size of the weighted rows is {effective:.0%} of the batch.",
         ),
         figure=figure,
         caption="Each mark is a row. Above the line the router wanted its expert more than the balanced draw gave it.",
@@ -79,9 +80,9 @@ def show_sampling() -> Part:
 
 
 def show_audit() -> Part:
-    """Audits the balanced estimator, with its weights and without."""
-    conditions = eq.audit.Conditions(n=4, draws=60_000, row_effect=0.0)
-    results = [eq.audit.audit(name, conditions) for name in ("gm-iw-mix", "gm")]
+    """Audits an estimator that drops rows, with the weights that make up for it and without."""
+    conditions = eq.audit.Conditions(n=4, draws=_DRAWS, row_effect=0.0)
+    results = [eq.audit.audit(name, conditions) for name in ("skip-iw", "skip")]
     with style():
         figure = new_figure(7.0, 2.4)
         (axes,) = row(figure, 1)
@@ -96,14 +97,15 @@ def show_audit() -> Part:
         axes.set_xlabel("bias of the router's gradient, as a fraction of its norm (95% interval)")
     return Part(
         title="Is the gradient right?",
-        code='eq.audit.audit("gm-iw-mix").verdict',
+        code='eq.audit.audit("skip-iw").verdict',
         found=tuple(
             f"{result.name}: {result.verdict}, {result.judgement.z:.1f} standard errors off at the worst component "
             f"(limit {result.judgement.z_limit:.1f})."
             for result in results
         ),
         figure=figure,
-        caption="Mean of 60,000 estimates against the exact gradient: Gumbel-Matching with its weights, and without.",
+        caption=f"Mean of {_DRAWS:,} estimates against the exact gradient. Rows beyond the capacity are dropped; skip-iw "
+        "weights the others by how likely they were to be kept, skip averages over what is left.",
     )
 
 

@@ -112,20 +112,20 @@ def show_training(steps: int = 800) -> Part:
     even = all(load == loads[0] for load in loads)
     return Part(
         title="Train a mixture of experts",
-        code='moe = eq.nn.MoE(3, 8, hidden_dim=8, router="gm-iw-mix", capacity_factor=1.0)\n'
+        code='moe = eq.nn.MoE(3, 8, hidden_dim=8, router="gm-iw-mix", capacity_factor=1.0, loss="gated-reinforce", ...)\n'
         "with eq.nn.capture(moe, optimizer) as routings:\n    losses = (moe(x) - y).square().mean(-1)\n"
         "surrogate(losses, routings).backward()",
         found=(
             f"After {steps} steps the squared error of eight experts is {wrong['eight experts']:.3f}. "
-            f"One expert of the same size, at the same work for a point, has {wrong['one expert']:.3f}.",
+            f"One expert of the same size does the same work for a point, and has {wrong['one expert']:.3f}.",
             f"Every expert had {loads[0][0]} of {_ROWS} points in every step: nothing was dropped."
             if even
             else "The load differed between experts.",
         ),
         figure=figure,
-        caption="A picture of eight panes, as one expert and as eight learn it. The fourth picture shows which expert "
-        "draws what: the router found the panes. Below, the error of each batch in training, in which experts are "
-        f"drawn at random (mean of {_AVERAGED} steps).",
+        caption="A picture of eight panes, as one expert and as eight learn it. The fourth picture shows the regions "
+        "that the router gave to the experts. Below, the error of the batches in training, where experts are drawn at "
+        f"random (mean of {_AVERAGED} steps).",
     )
 
 
@@ -153,8 +153,8 @@ def _draw(
             width = min(_AVERAGED, len(errors))
             smooth = torch.tensor(errors).unfold(0, width, 1).mean(-1)
             steps = range(width, len(errors) + 1)
-            axes.semilogy(steps, smooth.tolist(), color=colour, label=name)
+            axes.plot(steps, smooth.tolist(), color=colour, label=name)
             axes.annotate(name, (len(errors), float(smooth[-1])), (5, 0), textcoords="offset points", color=colour)
-        axes.set(xlabel="step", ylabel="mean squared error", xlim=(0, 1.17 * len(curves["one expert"])))
+        axes.set(xlabel="step", ylabel="mean squared error", xlim=(0, 1.18 * len(curves["one expert"])), ylim=(0, None))
         add_grid(axes, "y")
     return figure
