@@ -99,6 +99,10 @@ def check_strategy(strategy: Strategy, conditions: Conditions, problem: Problem 
 
     Raises:
         ValueError: the strategy does not draw as the protocol says.
+
+    Example:
+        >>> import equipoise as eq
+        >>> check_strategy(eq.STRATEGIES["gm-iw"], Conditions(n=4))
     """
     problem = draw_problem(conditions) if problem is None else problem
     try:

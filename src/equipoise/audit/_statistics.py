@@ -59,6 +59,12 @@ class Evidence:
         mean: the mean that was found.
         variance: of one estimate.
         reach: b, the largest distance from the claimed mean.
+
+    Example:
+        >>> collector = Collector(torch.tensor([1.0]).double())
+        >>> collector.add(torch.tensor([[0.0], [2.0], [4.0]]).double())
+        >>> collector.evidence().mean, collector.evidence().error
+        (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
 
     estimates: int
@@ -92,6 +98,13 @@ class Collector:
 
     Args:
         exact: the mean that is claimed; estimates are centred on it, so that sums of squares lose no digits.
+
+    Example:
+        >>> collector = Collector(torch.zeros(2).double())
+        >>> for _ in range(3):
+        ...     collector.add(torch.randn(100, 2).double())
+        >>> collector.evidence().estimates
+        300
     """
 
     def __init__(self, exact: Float[Tensor, " m"]) -> None:

@@ -24,6 +24,13 @@ def average_gradients(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
     Args:
         parameters: the same ones on all ranks, in the same order. Experts' are left alone.
         mesh: all of whose ranks take part.
+
+    Example:
+        On every rank, after the backward pass::
+
+            loss.backward()
+            average_gradients(model.parameters(), mesh)
+            optimizer.step()
     """
     every: list[Any] = [x for x in parameters if x.requires_grad and not isinstance(x, DTensor)]
     for x in every:

@@ -140,6 +140,10 @@ def mean_probabilities(
 
     Returns:
         [..., k]; 0 where every row is masked.
+
+    Example:
+        >>> mean_probabilities(torch.tensor([[1.0, 0.0], [0.5, 0.5]]).log())
+        tensor([0.7500, 0.2500])
     """
     log_p = _at_least_float32(log_p)
     p = log_p.exp() if mask is None else torch.where(mask.unsqueeze(-1), log_p, -torch.inf).exp()

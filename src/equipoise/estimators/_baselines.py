@@ -41,6 +41,10 @@ def ema_update(
 
     Returns:
         The new average, detached, of the shape of the old and at least float32.
+
+    Example:
+        >>> ema_update(torch.tensor(1.0), torch.tensor([2.0, 4.0]), torch.tensor([True, True]), decay=0.5)
+        tensor(2.)
     """
     kept = kept.kept if isinstance(kept, Sample) else kept
     check_shape("losses", losses, kept.shape, "one loss a row, f(x_i, z_i)")

@@ -29,6 +29,12 @@ class Noise(Record):
         coin: uniform numbers that decide which rows draw from the flat component, [..., n], or [..., m, n]; None for a
             strategy that mixes nothing in.
         pick: uniform numbers that decide which of m solves is used, [...]; None for a strategy that averages none.
+
+    Example:
+        >>> import equipoise as eq
+        >>> noise = eq.STRATEGIES["skip-iw"].draw_noise([4, 2])
+        >>> noise.gumbel.shape, noise.priority.shape, noise.coin
+        (torch.Size([4, 2]), torch.Size([4]), None)
     """
 
     gumbel: Float[Tensor, "*batch n k"]
@@ -98,6 +104,12 @@ class Strategy(Protocol):
     """A way to sample experts, with the weights that go with it. Meet it with any object; no base class is needed.
 
     These are the members that every strategy has. `StrategyTraits` lists those that it may have, with their defaults.
+
+    Example:
+        >>> import equipoise as eq
+        >>> strategy = eq.STRATEGIES["gm-iw"]
+        >>> isinstance(strategy, Strategy), strategy.unbiased, strategy.respects_capacity
+        (True, True, True)
     """
 
     @property
@@ -156,6 +168,10 @@ class StrategyTraits:
         mixes: whether a flat proposal is mixed in: `draw` takes `eps`, and `with_options(eps=)` sets it.
         averages: whether conditionals are averaged over several solves, whose number `with_options(solves=)` sets.
         paper: whether it is one of the paper's.
+
+    Example:
+        >>> StrategyTraits().mixes, StrategyTraits().averages
+        (False, False)
     """
 
     assigns_all: bool = False

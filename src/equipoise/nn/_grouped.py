@@ -24,6 +24,11 @@ class Grouped:
         rows: what the experts process, [m, dim].
         counts: the rows that each expert was given, int64 [E], padding not counted.
         slots: rows reserved for each expert, or None.
+
+    Example:
+        >>> groups = Grouped(rows=torch.randn(6, 8), counts=torch.tensor([1, 2, 3]), slots=None)
+        >>> groups.num_experts, groups.ends().tolist()
+        (3, [1, 3, 6])
     """
 
     rows: Float[Tensor, "m dim"]

@@ -33,6 +33,13 @@ class Sample(Record):
             after it. What is above is the first round's. `log_q` of a later one is given the rounds before, and -inf at
             a row's earlier experts.
         scope: the rows that shared the capacity.
+
+    Example:
+        >>> import equipoise as eq
+        >>> logits = torch.tensor([[0.0, 5.0], [0.0, 5.0], [5.0, 0.0]])
+        >>> s = eq.sample_skip(logits, torch.zeros(3, 2), torch.tensor([0.9, 0.2, 0.5]), capacity=1)
+        >>> s.z.tolist(), s.kept.tolist(), s.counts.tolist()
+        ([1, 1, 0], [False, True, True], [1, 2])
     """
 
     z: Int[Tensor, "*batch n"]

@@ -9,7 +9,7 @@ import pytest
 
 from equipoise_lab.demo import Part, write_page
 from equipoise_lab.demo._parts import show_assignment, show_sampling, show_training
-from support.browser import Page, chromium, find_chromium, served
+from support.browser import Page, chromium, find_chromium
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,9 @@ def test_page_holds_text_and_pictures(parts: list[Part], tmp_path: Path) -> None
 def shown(parts: list[Part], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, str]]:
     if find_chromium() is None:
         pytest.skip("needs Chromium (Debian's package `chromium`)")
-    folder = tmp_path_factory.mktemp("demo")
-    write_page(parts, folder)
-    with served(folder) as address, chromium(tmp_path_factory.mktemp("profile")) as page:
-        yield page, f"{address}/demo.html"
+    written = write_page(parts, tmp_path_factory.mktemp("demo"))
+    with chromium(tmp_path_factory.mktemp("profile")) as page:
+        yield page, written.as_uri()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -154,6 +154,21 @@ def replay_routing(model: nn.Module, record: RoutingRecord) -> Generator[Replay]
 
     Raises:
         ValueError: the record is of other layers, or, in the forward pass, of other shapes.
+
+    Example:
+        >>> import torch
+        >>> from transformers import MixtralConfig, MixtralForCausalLM
+        >>> from equipoise.integrations.transformers import swap_routers
+        >>> small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> model = MixtralForCausalLM(MixtralConfig(vocab_size=16, num_key_value_heads=2, **small))
+        >>> names = swap_routers(model, "topk")
+        >>> tokens = torch.randint(16, (2, 5))
+        >>> with record_routing(model) as record:
+        ...     first = model(tokens).logits
+        >>> with replay_routing(model, record) as replay:
+        ...     again = model(tokens).logits
+        >>> torch.equal(first, again), replay.ratio().shape
+        (True, torch.Size([2, 5]))
     """
     joined = record.joined()
     names = [name for name, _ in _routed(model)]

@@ -114,6 +114,15 @@ def restore_routers(model: nn.Module) -> list[str]:
 
     Warns:
         RoutingWarning: what is lost: prices that the architecture has no place for, factors of 1/K, a token prior.
+
+    Example:
+        >>> from transformers import MixtralConfig, MixtralForCausalLM
+        >>> from equipoise.integrations.transformers import swap_routers
+        >>> small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> model = MixtralForCausalLM(MixtralConfig(vocab_size=16, num_key_value_heads=2, **small))
+        >>> names = swap_routers(model, "topk")
+        >>> restore_routers(model)
+        ['model.layers.0.mlp']
     """
     layers = [layer for layer in find_layers(model) if isinstance(layer.block, RoutedBlock)]
     _restore(layers, to_native=True)

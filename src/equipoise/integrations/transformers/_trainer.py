@@ -48,6 +48,12 @@ class RoutedTrainerMixin(_Base):
             Trainer's optimiser trains its heads.
         args: as the Trainer's.
         kwargs: as the Trainer's.
+
+    Example:
+        With a Trainer of another package::
+
+            class MyTrainer(RoutedTrainerMixin, SFTTrainer):
+                pass
     """
 
     def __init__(self, *args: Any, surrogate: Surrogate | None = None, **kwargs: Any) -> None:
