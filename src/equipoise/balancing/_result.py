@@ -15,6 +15,7 @@ class ConvergenceWarning(RuntimeWarning):
     Example:
         >>> import torch, warnings, equipoise as eq
         >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
         ...     balanced = eq.sinkhorn(30 * torch.randn(64, 8), max_iterations=1)
         >>> [warning.category.__name__ for warning in caught], bool(balanced.converged)
         (['ConvergenceWarning'], False)

@@ -156,7 +156,7 @@ class RuleTraits:
         observe: called with each `Routing` after its step, to update the rule's state; None: it has none.
 
     Example:
-        >>> RuleTraits().top_k, RuleTraits().limited
+        >>> RuleTraits().top_k, RuleTraits().assigns_all
         (1, False)
     """
 
