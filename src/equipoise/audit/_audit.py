@@ -90,7 +90,7 @@ def audit(
 
 
 def check_strategy(strategy: Strategy, conditions: Conditions, problem: Problem | None = None) -> None:
-    """Draws from a strategy once, so that what it refuses is said before the work begins, and its code is compiled.
+    """Draws from a strategy once, so that errors appear before the long work begins, and kernels are compiled.
 
     Args:
         strategy: the strategy.

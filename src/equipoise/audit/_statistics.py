@@ -38,7 +38,7 @@ Verdict = Literal["unbiased", "biased", "undecided"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tails:
-    """What a batch of estimates says about estimates that were possible and did not happen.
+    """Bounds on estimates that were possible in a batch and did not occur.
 
     Attributes:
         second_moment: of each component, averaged over the batch.
@@ -51,7 +51,7 @@ class Tails:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """What N estimates of a random vector say about its mean.
+    """Statistics of N estimates of a random vector.
 
     Attributes:
         estimates: N.
@@ -156,7 +156,7 @@ class Judgement:
 
 
 def judge(evidence: Evidence, groups: int = 1, *, claimed: bool = True, rate: float = FALSE_ALARM) -> Judgement:
-    """Holds the mean that was found against the one that is claimed.
+    """Compares the mean that was found with the one that is claimed.
 
     A bias vector longer than that of `detectable` exceeds it in some component, and so is found with `POWER`.
 

@@ -72,7 +72,8 @@ def marginal_entropy_loss(
     .. math::
         \sum_j P_j \log P_j, \qquad P_j = \frac{1}{n} \sum_i p_{ij},
 
-    between -log k, where the experts are equally likely on average, and 0. Rows may still be as sure as they like.
+    between -log k, where the experts are equally likely on average, and 0. It does not depend on how certain each
+    single row is.
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.

@@ -59,7 +59,7 @@ def draw_noise(
 ) -> Noise:
     """Draws the noise for logits of a shape: Gumbel, priorities, coins, picks, in this order.
 
-    So what comes first is the same with and without what comes later.
+    With the same seed, what is drawn first is therefore the same with and without what is drawn later.
 
     Args:
         shape: [..., n, k].
@@ -210,7 +210,7 @@ def check_strategy(strategy: object) -> Strategy:
     """Requires an object that meets `Strategy`, and returns it.
 
     Args:
-        strategy: what a user hands in.
+        strategy: the object to check.
 
     Returns:
         The same object.

@@ -51,7 +51,12 @@ class WeightedSampler:
         >>> def uniform(log_p, noise, *, capacity=None, **how):
         ...     return eq.sample_independent(torch.zeros_like(log_p), noise.gumbel, **how)
         >>> strategy = WeightedSampler(
-        ...     name="uniform", label="Uniform", sampler=uniform, respects_capacity=False, assigns_all=True, unbiased=True,
+        ...     name="uniform",
+        ...     label="Uniform",
+        ...     sampler=uniform,
+        ...     respects_capacity=False,
+        ...     assigns_all=True,
+        ...     unbiased=True,
         ...     doc="Independent draws from the uniform distribution, w = p k.",
         ... )
         >>> log_p = torch.tensor([[0.25, 0.75]]).log()

@@ -54,8 +54,8 @@ def probability_ratio(
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1.
         s: the sample, drawn at temperature > 0.
-        finite: refuse a ratio that overflows, as `importance_weight` and the strategies do; False: it is inf, for
-            callers who look for themselves.
+        finite: whether a ratio that overflows is an error, as in `importance_weight` and the strategies; False: it is
+            returned as inf.
 
     Returns:
         [..., n], at least float32.

@@ -149,7 +149,7 @@ class RuleTraits:
         limited: whether the layer's capacity factor concerns it in training.
         assigns_all: whether every row gets an expert. A rule that is limited too needs a capacity factor of at least 1.
         mixes: whether it takes `RouteRequest.eps`.
-        reads_logits: whether the logits have a say in what it chooses; prices in logit units mean nothing otherwise.
+        reads_logits: whether its choice depends on the logits; prices in logit units mean nothing otherwise.
         gated: whether the router's probabilities multiply the experts' outputs, for `evaluation="priced"`.
         factors: from log_p and indices to the factors of the experts' outputs, for `evaluation="priced"`; None: those
             of `choose_top`.
@@ -197,7 +197,7 @@ def drop_overflow(
     """Limits every expert to its first `capacity` rows, by position; all first choices come before all second ones.
 
     Args:
-        indices: the experts that each row asks for; `num_experts` stands for "no expert".
+        indices: the experts that each row chose; `num_experts` stands for "no expert".
         num_experts: E.
         capacity: rows that an expert may take; None: no limit.
         mask: rows that take an expert; the others take up no room.

@@ -62,10 +62,10 @@ def choose(
     prices: Float[Tensor, "E"] | None = None,
     work: Int[Tensor, ""] | None = None,
 ) -> Routing:
-    """Gives each row the experts it wants, as far as the capacity goes, with their factors as in `choose_top`.
+    """Gives each row the experts that a rule chose for it, within the capacity, with their factors as in `choose_top`.
 
     Args:
-        wanted: the experts that each row asks for.
+        wanted: the experts that the rule chose for each row.
         request: of the rule.
         gated: whether the router's probabilities multiply the outputs.
         prices: to be passed on.

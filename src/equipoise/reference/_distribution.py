@@ -26,7 +26,8 @@ class AssignmentDistribution:
     Example:
         >>> import torch
         >>> from equipoise import reference
-        >>> coin = reference.AssignmentDistribution(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0.75, 0.25]).double(), 2)
+        >>> z, probability = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0.75, 0.25]).double()
+        >>> coin = reference.AssignmentDistribution(z, probability, 2)
         >>> coin.marginals().tolist()
         [[0.75, 0.25], [0.25, 0.75]]
     """

@@ -40,7 +40,7 @@ def show_assignment() -> Part:
         found=(
             f"16,384 rows were assigned in {format_seconds(seconds)}: 256 rows for each of 64 experts.",
             f"Without a limit the busiest expert would have {wanted.max():,} rows and the least busy {wanted.min()}.",
-            f"The total score is {a.value.item():,.0f}. No balanced assignment is better by more than {a.gap.item():.1g}.",
+            f"Total score: {a.value.item():,.0f}. No balanced assignment is better by more than {a.gap.item():.1g}.",
         ),
         figure=figure,
         caption="Rows that each expert would have without a limit, and what the exact assignment gives it.",
@@ -104,8 +104,8 @@ def show_audit() -> Part:
             for result in results
         ),
         figure=figure,
-        caption=f"Mean of {_DRAWS:,} estimates against the exact gradient. Rows beyond the capacity are dropped; skip-iw "
-        "weights the others by how likely they were to be kept, skip averages over what is left.",
+        caption=f"Mean of {_DRAWS:,} estimates against the exact gradient. Rows beyond the capacity are dropped. "
+        "skip-iw weights the others by how likely they were to be kept, skip averages over what is left.",
     )
 
 

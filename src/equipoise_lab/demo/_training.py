@@ -112,7 +112,7 @@ def show_training(steps: int = 800) -> Part:
     even = all(load == loads[0] for load in loads)
     return Part(
         title="Train a mixture of experts",
-        code='moe = eq.nn.MoE(3, 8, hidden_dim=8, router="gm-iw-mix", capacity_factor=1.0, loss="gated-reinforce", ...)\n'
+        code='moe = eq.nn.MoE(3, 8, hidden_dim=8, router="gm-iw-mix", loss="gated-reinforce", capacity_factor=1.0)\n'
         "with eq.nn.capture(moe, optimizer) as routings:\n    losses = (moe(x) - y).square().mean(-1)\n"
         "surrogate(losses, routings).backward()",
         found=(

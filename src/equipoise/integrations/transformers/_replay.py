@@ -67,7 +67,7 @@ class RoutingRecord:
 
 
 class Replay:
-    """A replay, and what the present routers think of the recorded decisions.
+    """A replay, with the probability of the recorded decisions under the present routers.
 
     Attributes:
         log_ratios: of each layer, log p_now(wanted) - log p_then(wanted) for every token, with gradient for the router
@@ -102,7 +102,7 @@ def record_routing(model: nn.Module) -> Generator[RoutingRecord]:
     """Records what every routed layer decides, in any number of forward passes, such as those of `generate`.
 
     Args:
-        model: with routers of ours; `swap_routers(model, "topk")` gives it those without changing its function.
+        model: with swapped routers; `swap_routers(model, "topk")` leaves the model's function as it is.
 
     Yields:
         The record, which grows as the model runs.
@@ -146,7 +146,7 @@ def replay_routing(model: nn.Module, record: RoutingRecord) -> Generator[Replay]
     checkpointing call backward within the replay too, since it routes again.
 
     Args:
-        model: with routers of ours, in training or evaluation mode.
+        model: with swapped routers, in training or evaluation mode.
         record: of the same layers.
 
     Yields:
