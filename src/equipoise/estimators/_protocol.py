@@ -25,7 +25,7 @@ class Noise(Record):
 
     Attributes:
         gumbel: standard Gumbel noise [..., n, k]; [..., m, n, k] for a strategy that averages m solves.
-        priority: uniform numbers that decide which rows are skipped; None for a strategy that skips none.
+        priority: uniform numbers that decide which rows are dropped; None for a strategy that drops none.
         coin: uniform numbers that decide which rows draw from the flat component, [..., n], or [..., m, n]; None for a
             strategy that mixes nothing in.
         pick: uniform numbers that decide which of m solves is used, [...]; None for a strategy that averages none.

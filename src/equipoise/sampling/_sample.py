@@ -21,7 +21,7 @@ class Sample(Record):
         log_q: log-probability with which row i drew expert j; the probabilities of a row sum to 1. Rows that are
             masked hold 0, without a meaning.
         kept: rows that their expert processes: False for those beyond its capacity, and for masked rows.
-        keep_weight: 1 / P(row i is kept | z) = n_j / min(n_j, c_j) for j = z_i; 1 where nothing is skipped, 0 for
+        keep_weight: 1 / P(row i is kept | z) = n_j / min(n_j, c_j) for j = z_i; 1 where nothing is dropped, 0 for
             masked rows.
         mask: rows that take an expert; None for all of them.
         capacity: rows that each expert could take; None where there was no limit.

@@ -63,7 +63,7 @@ def show_sampling() -> Part:
         axes.loglog(log_q_z.exp().tolist(), log_p_z.exp().tolist(), **look("gm-iw").points(3.2))
         axes.plot([1e-3, 1], [1e-3, 1], color=GREY, linewidth=0.8)
         axes.text(0.0013, 0.0019, "weight 1", color=GREY, rotation=23)
-        axes.set(xlabel="q: how likely the balanced draw was", ylabel="p: how likely the router wanted it")
+        axes.set(xlabel="q: probability of the balanced draw", ylabel="p: probability under the router")
         add_grid(axes)
     return Part(
         title="A random choice that is exactly balanced",
@@ -75,7 +75,7 @@ def show_sampling() -> Part:
             f"The effective sample size of the weighted rows is {effective:.0%} of the batch.",
         ),
         figure=figure,
-        caption="Each mark is a row. Above the line the router wanted its expert more than the balanced draw gave it.",
+        caption="Each mark is a row at the expert that it drew. Above the line, p exceeds q, and the weight exceeds 1.",
     )
 
 
