@@ -21,8 +21,7 @@ def demo(
     """
     from rich.panel import Panel
 
-    from equipoise_lab.cli._console import make_console
-    from equipoise_lab.cli._training import print_paths
+    from equipoise_lab.cli._progress import make_console, print_paths
     from equipoise_lab.demo import PARTS, write_page
 
     console = make_console(_LOG_WIDTH)
