@@ -19,17 +19,11 @@ _PATIENCE = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """The best time of a call and what the call returned.
+    """The best time of a call and what the call returned."""
 
-    Attributes:
-        seconds: time of one call, in the best repetition.
-        repeats: repetitions measured; fewer than asked for when a single call outlasts the budget.
-        result: what the last call returned.
-    """
-
-    seconds: float
-    repeats: int
-    result: Any
+    seconds: float  # time of one call, in the best repetition
+    repeats: int  # repetitions measured; fewer than asked for when a single call outlasts the budget
+    result: Any  # what the last call returned
 
 
 def best_of(call: Callable[[], Any], repeats: int, *, budget: float) -> Timing:

@@ -205,7 +205,7 @@ def _run(name: str, grid: str, out: Path, resume: bool, *, cores: int = 1, **cha
             bar.advance(1)
         return log, log.finish()
 
-    log, paths = run_with_bar(console, len(benchmark.steps(recipe)), out, measure)
+    log, paths = run_with_bar(console, len(benchmark.steps(recipe)), out, measure, unit=None)
     for table in log.tables():
         console.print(table)
     print_paths(console, paths)

@@ -95,7 +95,7 @@ class ProgressBar:
 
 
 def run_with_bar(
-    console: Console, total: int, out: Path, run: Callable[[ProgressBar], T], *, unit: str | None = None
+    console: Console, total: int, out: Path, run: Callable[[ProgressBar], T], *, unit: str | None = "training steps"
 ) -> T:
     """Works in a folder that no other command uses meanwhile, with a bar of so many steps."""
     with locked(out), ProgressBar(console, total, unit=unit) as bar:

@@ -73,7 +73,6 @@ def reproduce(
             say=bar.say,
             advance=bar.advance,
         ),
-        unit="training steps",
     )
     console.print(claims_table(found.claims))
     print_paths(console, found.paths)

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from equipoise_lab.compare import Comparison, Split, Task, Trained
-from equipoise_lab.compare._summary import (
-    Outcome,
-    _mean_validation,
-    differences,
-    summarise,
-)
+from equipoise_lab.compare._report import Outcome, differences, mean_validation, summarise
 from equipoise_lab.compare._train import build_layer, evaluate, train
 
 
@@ -57,7 +52,7 @@ def test_a_run_that_diverged_is_not_chosen(task: Task, small: Comparison) -> Non
         replace(model, validation=torch.full_like(model.validation, math.nan)) if model.run.setting == best else model
         for model in trained
     ]
-    assert _mean_validation([model for model in broken if model.run.setting == best], 0) == math.inf
+    assert mean_validation([model for model in broken if model.run.setting == best], 0) == math.inf
     assert summarise(recipe, broken, task)[0].setting != best
 
 
