@@ -4,7 +4,7 @@
 import math
 import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import equipoise as eq
-from equipoise_lab._timing import best_of, best_of_each, num_threads, times_of_each
+from equipoise_lab._timing import best_in_turns, best_of, best_of_each, num_threads
 from equipoise_lab.bench._assign import AssignBench
 from equipoise_lab.bench._benchmark import Measurement, Step
 from equipoise_lab.bench._families import draw_scores
@@ -97,13 +97,14 @@ def _warm_start(bench: AssignBench) -> Measurement:
 
 def _cold_and_warm(
     scores: Float[Tensor, "n k"], capacity: int, prices: Float[Tensor, " k"], rounds: int
-) -> dict[str, list[float]]:
+) -> dict[str, tuple[float, ...]]:
     """Times taken one after the other, which differ by little; a cold call twice, to know by how little."""
     cold = partial(eq.assign, scores, capacity)
-    return times_of_each({"cold": cold, "warm": partial(cold, prices=prices), "again": cold}, rounds)
+    timings = best_in_turns({"cold": cold, "warm": partial(cold, prices=prices), "again": cold}, rounds)
+    return {name: timing.times for name, timing in timings.items()}
 
 
-def _median_ratio(times: list[float], others: list[float]) -> float:
+def _median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
     return statistics.median(time / other for time, other in zip(times, others, strict=True))
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.nn import ROUTERS
-from equipoise_lab._timing import num_threads, times_of_each
+from equipoise_lab._timing import best_in_turns, num_threads
 from equipoise_lab.bench._benchmark import Measurement, Step, check_run, need
 from equipoise_lab.bench._layer_models import (
     CONTENDERS,
@@ -124,9 +124,9 @@ def _peers(bench: LayerBench, threads: int, k: int) -> Measurement:
 def _timed(bench: LayerBench, threads: int, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Times calls in turns: the best of each, which counts, and the median, which tells how quiet the machine was."""
     with num_threads(threads):
-        times = times_of_each(calls, bench.repeats)
-    best = {name: min(seconds) for name, seconds in times.items()}
-    return best | {name + MEDIAN: statistics.median(seconds) for name, seconds in times.items()}
+        timings = best_in_turns(calls, bench.repeats)
+    best = {name: timing.seconds for name, timing in timings.items()}
+    return best | {name + MEDIAN: statistics.median(timing.times) for name, timing in timings.items()}
 
 
 def _memory(bench: LayerBench, name: str) -> Measurement:
