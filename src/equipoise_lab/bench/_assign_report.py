@@ -157,11 +157,8 @@ def _grid_table(bench: AssignBench, records: Records) -> Table:
         caption_justify="left",
     )
     table.add_column("n x k", justify="right", no_wrap=True)
-    for heading in (
-        *(f"{s.short}\n[dim]{kinds[s.name]}[/dim]" for s in SOLVERS),
-        "best peer\n/ ours",
-        "ours\n/ argmax",
-    ):
+    headings = [f"{s.short}\n[dim]{kinds[s.name]}[/dim]" for s in SOLVERS]
+    for heading in (*headings, "best peer\n/ ours", "ours\n/ argmax"):
         table.add_column(heading, justify="right")
     for size in bench.sizes:
         peer, least = SIZE_LIMITS.get(size, (None, None))

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from equipoise_lab._style import add_grid, new_figure
+from equipoise_lab._tables import new_table
 from equipoise_lab.bench._benchmark import Benchmark, Records
 from equipoise_lab.bench._scale import SCALE_RECIPES, ScaleBench, computed_machine, far_layer, scale_steps, this_machine
 from equipoise_lab.bench._scale_model import Cost, Machine, predict
@@ -113,9 +114,7 @@ def _far_rows(there: Machine) -> dict[int, Sequence[str | float | int]]:
 
 def _table(title: str, columns: Iterable[str], rows: dict[int, Sequence[str | float | int]]) -> Table:
     """Makes a table with a line for each number of ranks."""
-    table = Table(title=title, title_justify="left")
-    for column in ("ranks", *columns):
-        table.add_column(column, justify="right")
+    table = new_table(title, right=("ranks", *columns), title_justify="left")
     for size, cells in rows.items():
         table.add_row(f"{size:,}", *(cell if isinstance(cell, str) else f"{cell:,.4g}" for cell in cells))
     return table
