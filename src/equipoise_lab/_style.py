@@ -221,7 +221,11 @@ def label_column(axes: Axes, marks: Sequence[Label], column: float, height: floa
         low, high = lowest + (i + 0.5) * least, highest - (len(marks) - i - 0.5) * least
         y = 10.0 ** min(max(wanted, low), high)
         axes.plot([mark.x, column], [mark.y, y], color=mark.colour, linewidth=0.5, alpha=0.7, zorder=1)
-        font = {"color": mark.colour, "fontsize": mark.size, "fontweight": "bold" if mark.bold else "normal"}
-        where = {"textcoords": "offset points", "verticalalignment": "center"}
+        font: dict[str, Any] = {
+            "color": mark.colour,
+            "fontsize": mark.size,
+            "fontweight": "bold" if mark.bold else "normal",
+        }
+        where: dict[str, Any] = {"textcoords": "offset points", "verticalalignment": "center"}
         # A name may have a $.
         axes.annotate(mark.text, (column, y), (3, 0), parse_math=False, **font, **where)

@@ -226,7 +226,7 @@ def _draw(bench: AssignBench, records: Records) -> Figure:
         points = [(float(n), r.seconds) for n, r in found if r and r.status == "measured" and r.seconds is not None]
         if points:
             width, order = 2.2 if solver.name == OURS else 1.5, 3 if solver.role == "ours" else 2
-            how = {**_LOOKS[solver.name].line, "markersize": 4.5, "linewidth": width, "zorder": order}
+            how: dict[str, Any] = {**_LOOKS[solver.name].line, "markersize": 4.5, "linewidth": width, "zorder": order}
             axes.plot(*zip(*points, strict=True), **how)
             starts.append((*points[0], solver))
     _set_axes(axes, bench, [n for n, _ in sizes])
@@ -241,7 +241,7 @@ def _label_starts(axes: Axes, starts: list[tuple[float, float, Solver]]) -> None
     for (n, seconds, solver), height in zip(starts, heights, strict=True):
         colour, weight = _LOOKS[solver.name].colour, "bold" if solver.name == OURS else "normal"
         axes.plot([n / 1.35, n / 1.06], [10.0**height, seconds], color=colour, linewidth=0.6)
-        where = {"horizontalalignment": "right", "verticalalignment": "center"}
+        where: dict[str, Any] = {"horizontalalignment": "right", "verticalalignment": "center"}
         axes.annotate(solver.title, xy=(n / 1.42, 10.0**height), color=colour, fontweight=weight, **where)
 
 

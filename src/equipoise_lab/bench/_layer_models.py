@@ -64,7 +64,7 @@ def build_moe(size: LayerSize, seed: int, *, router: str, **options: Any) -> MoE
     factor = CONTENDERS.get(router, 1.0 if holds_all else _DROPPING_CAPACITY)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        chosen = {"capacity_factor": factor, **options}
+        chosen: dict[str, Any] = {"capacity_factor": factor, **options}
         return MoE(size.dim, size.num_experts, hidden_dim=size.hidden_dim, router=router, **chosen)
 
 

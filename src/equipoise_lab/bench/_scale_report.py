@@ -2,7 +2,7 @@
 """What many ranks cost: tables, figure and summary. Every number says whether it was measured or computed."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -112,7 +112,7 @@ def _far_rows(there: Machine) -> dict[int, Sequence[str | float | int]]:
     }
 
 
-def _table(title: str, columns: Iterable[str], rows: dict[int, Sequence[str | float | int]]) -> Table:
+def _table(title: str, columns: Iterable[str], rows: Mapping[int, Sequence[str | float | int]]) -> Table:
     """Makes a table with a line for each number of ranks."""
     table = new_table(title, right=("ranks", *columns), title_justify="left")
     for size, cells in rows.items():

@@ -72,11 +72,24 @@ def audit(
     from equipoise_lab.audit import Audit, audit_table, save_cost_figure, save_figure, write_figures
     from equipoise_lab.cli._progress import make_console
 
-    size = {"n": n, "k": k, "capacity": capacity, "capacity_factor": capacity_factor}
-    problem = {"temperature": temperature, "sharpness": sharpness, "row_effect": row_effect, "seed": seed}
-    how = {"sinkhorn_first": sinkhorn_first, "importance": not no_importance, "eps": eps, "solves": solves}
-    chosen = {"strategies": tuple(strategy)} if strategy else {}
-    run = Audit(**chosen, baselines=tuple(baseline) if baseline else None, draws=draws, **size, **problem, **how)
+    options = {} if not strategy else {"strategies": tuple(strategy)}
+    run = Audit(
+        **options,
+        baselines=tuple(baseline) if baseline else None,
+        n=n,
+        k=k,
+        capacity=capacity,
+        capacity_factor=capacity_factor,
+        temperature=temperature,
+        sharpness=sharpness,
+        row_effect=row_effect,
+        eps=eps,
+        solves=solves,
+        draws=draws,
+        seed=seed,
+        sinkhorn_first=sinkhorn_first,
+        importance=not no_importance,
+    )
     with locked(out):
         console = make_console(_LOG_WIDTH)
         outcomes = _measure_all(run, console)

@@ -143,9 +143,13 @@ def scale(
 
     Writes `bench-scale.json`, `bench-scale.svg` and `bench-scale.png`.
     """
-    sizes = {"ranks": tuple(ranks) if ranks else None, "rows": rows, "experts": experts, "repeats": repeats}
-    machine = {"latency": latency, "bandwidth": bandwidth, "flops": flops}
-    _run("scale", grid, out, resume, **sizes, **machine, seed=seed)
+    sizes: dict[str, Any] = {
+        "ranks": tuple(ranks) if ranks else None,
+        "rows": rows,
+        "experts": experts,
+        "repeats": repeats,
+    }
+    _run("scale", grid, out, resume, **sizes, latency=latency, bandwidth=bandwidth, flops=flops, seed=seed)
 
 
 def balance(

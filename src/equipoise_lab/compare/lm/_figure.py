@@ -4,6 +4,7 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -52,7 +53,7 @@ def _title(axes: Axes, title: str, explanation: str) -> None:
 def _draw_losses(axes: Axes, place: int, outcome: Outcome) -> None:
     look = _LOOKS[CONTENDERS[outcome.contender].kind]
     draw_seeds(axes, place, outcome, look, 3.6)
-    how = {"textcoords": "offset points", "va": "center", "fontsize": 7.5, "color": look.colour}
+    how: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7.5, "color": look.colour}
     axes.annotate(f"{outcome.mean:.3f}", (max(outcome.loss), place), (7, 0), **how)
 
 
