@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import equipoise as eq
-from equipoise_lab._style import GREY, add_grid, look, new_figure, style
+from equipoise_lab._style import GREY, add_grid, look, new_figure, row, style
 from equipoise_lab._tables import format_seconds
 
 _BUSY = "#8c2d04"
@@ -19,19 +18,21 @@ _CALM = "#0b4f94"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What one part found."""
+    """What one part found.
 
-    title: str  # what was done
-    code: str  # the lines of Python that do it, for the reader to copy
-    found: tuple[str, ...]  # what came out, a sentence each
+    Attributes:
+        title: what was done.
+        code: the lines of Python that do it, for the reader to copy.
+        found: what came out, a sentence each.
+        figure: the picture.
+        caption: what the picture shows.
+    """
+
+    title: str
+    code: str
+    found: tuple[str, ...]
     figure: Figure
-    caption: str  # what the picture shows
-
-
-def _panel(height: float) -> tuple[Figure, Axes]:
-    """Makes a figure of one panel and a height in inches."""
-    figure = new_figure(7.0, height)
-    return figure, figure.subplots()
+    caption: str
 
 
 def show_assignment() -> Part:
@@ -44,7 +45,8 @@ def show_assignment() -> Part:
     seconds = time.perf_counter() - begin
     wanted = logits.argmax(-1).bincount(minlength=64)
     with style():
-        figure, axes = _panel(2.6)
+        figure = new_figure(7.0, 2.6)
+        (axes,) = row(figure, 1)
         axes.bar(
             range(64), wanted.sort(descending=True).values.tolist(), color=GREY, width=0.8, label="favourite expert"
         )
@@ -75,7 +77,8 @@ def show_sampling() -> Part:
     log_p_z = log_p.gather(-1, s.z.unsqueeze(-1)).squeeze(-1)
     effective = float(weight.sum() ** 2 / (len(weight) * weight.square().sum()))
     with style():
-        figure, axes = _panel(3.4)
+        figure = new_figure(7.0, 3.4)
+        (axes,) = row(figure, 1)
         axes.loglog(log_q_z.exp().tolist(), log_p_z.exp().tolist(), **look("gm-iw").points(3.2))
         axes.plot([1e-3, 1], [1e-3, 1], color=GREY, linewidth=0.8)
         axes.text(0.0013, 0.0019, "weight 1", color=GREY, rotation=23)
@@ -100,7 +103,8 @@ def show_audit() -> Part:
     conditions = eq.audit.Conditions(n=4, draws=60_000, row_effect=0.0)
     results = [eq.audit.audit(name, conditions) for name in ("gm-iw-mix", "gm")]
     with style():
-        figure, axes = _panel(2.4)
+        figure = new_figure(7.0, 2.4)
+        (axes,) = row(figure, 1)
         for place, result in enumerate(results):
             found = result.findings["router"]
             (low, high), mark = found.bias_interval, look(result.strategy.name)
@@ -146,7 +150,8 @@ def show_training(steps: int = 150) -> Part:
             losses_by_step.append(losses.mean().item())
             loads.append(routings[0].stats.load.tolist())
     with style():
-        figure, axes = _panel(2.6)
+        figure = new_figure(7.0, 2.6)
+        (axes,) = row(figure, 1)
         axes.plot(range(1, steps + 1), losses_by_step, color=_BUSY)
         axes.set(xlabel="step", ylabel="mean squared error", ylim=(0, None))
         add_grid(axes, "y")
