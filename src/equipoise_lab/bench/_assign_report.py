@@ -100,8 +100,14 @@ def _size_verdicts(bench: AssignBench, records: Records) -> Iterator[Verdict]:
         yield Verdict(group="size", title=title, figure=figure, limit=floor)
 
 
+def _families(records: Records) -> dict[str, dict[str, float]]:
+    """The figures of the families that were measured."""
+    found = {name: records.get(family_key(name), Measurement()).figures for name in FAMILIES}
+    return {name: figures for name, figures in found.items() if figures}
+
+
 def _family_verdicts(records: Records) -> Iterator[Verdict]:
-    known = {name: records[family_key(name)].figures for name in FAMILIES if family_key(name) in records}
+    known = _families(records)
     for name in FAMILIES:
         for kind, label in (("tight", "tight"), ("slack", f"capacity factor {CAPACITY_FACTOR:g}")):
             figure = known[name][kind] / known[name]["argmax"] if name in known else None
@@ -113,8 +119,8 @@ def _family_verdicts(records: Records) -> Iterator[Verdict]:
 
 
 def _behaviour_verdicts(bench: AssignBench, records: Records) -> Iterator[Verdict]:
-    normal = records.get(family_key("gumbel"))
-    slack = None if normal is None else normal.figures["slack"] / normal.figures["tight"]
+    normal = _families(records).get("gumbel")
+    slack = None if normal is None else normal["slack"] / normal["tight"]
     yield Verdict(group="behaviour", title="capacity factor 1.25 against tight", figure=slack, limit=1.5)
     for name in bench.behaviours:
         limited = BEHAVIOURS[name]
@@ -193,10 +199,8 @@ def _family_table(bench: AssignBench, records: Records) -> Table:
         ["family"],
         ["argmax", "tight", "times\nargmax", slack, "times\nargmax", "gap"],
     )
-    for name in FAMILIES:
-        if (record := records.get(family_key(name))) is None:
-            continue
-        figures, cells = record.figures, list[str | Text]()
+    for name, figures in _families(records).items():
+        cells: list[str | Text] = []
         for kind in ("tight", "slack"):
             ratio = _ratio(bench, figures[kind] / figures["argmax"], FAMILY_LIMIT)
             cells += [format_seconds(figures[kind]), ratio]

@@ -115,7 +115,10 @@ def test_failed_measurement_is_not_a_time() -> None:
     assert times_faster(records, SIZE) is None
 
 
-@pytest.mark.parametrize("records", [{}, made_up()], ids=["empty", "full"])
+FAILED = {key: Measurement(status="failed", note="gave up") for key in made_up()}
+
+
+@pytest.mark.parametrize("records", [{}, made_up(), FAILED], ids=["empty", "full", "failed"])
 def test_tables_and_summary_take_any_records(records: dict[str, Measurement]) -> None:
     assert [table.row_count > 0 for table in ASSIGN.tables(BENCH, records)][0]
     assert len(summary(BENCH, records)["ratios"]) == len(BENCH.sizes)
