@@ -21,7 +21,7 @@ def outcome(contender: str, loss: tuple[float, ...], evaluation: str = "unlimite
 
 
 def test_settings_are_chosen_on_validation_alone(task: Task, small: Comparison) -> None:
-    recipe = replace(small, contenders=("switch", "skip-iw-recipe"), learning_rates=(0.003, 0.03), steps=12)
+    recipe = replace(small, contenders=("switch", "skip-iw-recipe"), learning_rates=(0.003, 0.03))
     trained = models(recipe, task)
     found = summarise(recipe, trained, task)
     assert [(o.contender, o.evaluation) for o in found] == [
@@ -37,7 +37,7 @@ def test_settings_are_chosen_on_validation_alone(task: Task, small: Comparison) 
         assert len(means) == 6
         assert o.setting == min(means, key=means.__getitem__)
         assert o.validation == pytest.approx(means[o.setting])
-        assert o.curve[-1] == (12, pytest.approx(o.validation))
+        assert o.curve[-1] == (recipe.steps, pytest.approx(o.validation))
     wrong = Split(task.test.x, (task.test.y + 1) % 3)
     again = summarise(recipe, trained, replace(task, test=wrong))
     assert [o.setting for o in again] == [o.setting for o in found]
