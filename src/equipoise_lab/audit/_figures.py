@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter
 
 from equipoise.audit import CONFIDENCE, GROUPS, POWER, AuditResult, Verdict
 from equipoise.estimators import PAPER_STRATEGIES
-from equipoise_lab._style import Label, Look, add_grid, label_column, new_figure, row, save, style
+from equipoise_lab._style import Label, Look, add_grid, label_column, look, new_figure, row, save, style
 from equipoise_lab.audit._recipe import Audit
 from equipoise_lab.audit._report import NAME, describe
 
@@ -24,11 +24,10 @@ _LOOKS: dict[Verdict, Look] = {
     "unbiased": Look(colour="#0b5cad", marker="o", filled=False),
 }
 _TICKS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
-# The figure of cost has the paper's strategies in grey, and what came after them in one hue for each way of sampling;
-# baselines have that of the strategy they are used with.
-_GREY, _DARK_GREY = "#8a8a8a", "#555555"
-_HUES = (("gm", "#8c2d04"), ("skip", "#0b5cad"), ("sample", "#1b7837"))
-_OTHER = "#6a3d9a"
+# The figure of cost has the paper's strategies in grey, and what came after them in the colour of how they sample,
+# which the marker shows too; baselines have that of the strategy they are used with.
+_DARK_GREY = "#555555"
+_WAYS = {"gm": "gm-iw", "skip": "skip-iw", "sample": "sample"}
 # The height of a name, as a fraction of that of the axes: a figure with few names and one with many.
 _LABEL_HEIGHT, _SMALL_LABEL_HEIGHT = 0.062, 0.034
 
@@ -58,7 +57,8 @@ def save_cost_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path
     title = (
         f"Variance against cost: {describe(audit)}\n"
         "grey: the paper's strategies   colour: mixtures, averages, baselines and critics   "
-        "filled: unbiased   open: biased or undecided\n"
+        "triangle: Gumbel-Matching   square: skipping   circle: independent\n"
+        "filled: unbiased   open: biased or undecided   "
         "down and left is better   dotted: equal variance in equal time, by averaging   "
         "baselines do not change the experts' gradient"
     )
@@ -80,7 +80,7 @@ def _panels(
     for axes, group in zip(panels, GROUPS, strict=True):
         axes.set(xscale="log", yscale="log")
         draw(axes, group)
-        axes.set_title(f"gradient of the {group}", fontweight="bold")
+        axes.set_title(f"gradient of the {group}")
         axes.set_xlabel(labels[0])
     panels[0].set_ylabel(labels[1])
     figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9)
@@ -108,19 +108,19 @@ def _draw_bias(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
 
 def _draw_mark(axes: Axes, outcome: AuditResult, group: str) -> float:
     """Draws one strategy and returns the height of its mark."""
-    finding, look = outcome.findings[group], _LOOKS[outcome.verdict]
+    finding, mark = outcome.findings[group], _LOOKS[outcome.verdict]
     x, (lower, upper) = finding.deviation, finding.bias_interval
     # The verdict is about router and experts together; either alone may show no bias.
     shown = outcome.verdict == "biased" and lower > 0.0
     y = min(max(finding.bias, lower), upper) if shown else finding.detectable
     if shown:
-        axes.plot([x, x], [lower, upper], color=look.colour, linewidth=1.4)
+        axes.plot([x, x], [lower, upper], color=mark.colour, linewidth=1.4)
     else:
-        arrow = {"arrowstyle": "-|>", "color": look.colour, "linewidth": 1.2}
+        arrow = {"arrowstyle": "-|>", "color": mark.colour, "linewidth": 1.2}
         axes.annotate("", xy=(x, y / 2.2), xytext=(x, y), arrowprops=arrow)
-    face = look.colour if look.filled and shown else "white"
+    face = mark.colour if mark.filled and shown else "white"
     how: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 3}
-    axes.plot([x], [y], look.marker, color=look.colour, markerfacecolor=face, **how)
+    axes.plot([x], [y], mark.marker, color=mark.colour, markerfacecolor=face, **how)
     return y
 
 
@@ -130,11 +130,11 @@ def _draw_cost(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
     marks: list[Label] = []
     for outcome in sorted(shown, key=lambda o: o.findings[group].deviation):
         x, y = 1e6 * outcome.step_seconds, max(outcome.findings[group].deviation ** 2, 1e-12)
-        colour = _colour(outcome)
+        way = _way(outcome)
+        colour = _DARK_GREY if outcome.baseline == "none" and outcome.strategy.name in PAPER_STRATEGIES else way.colour
         face = colour if outcome.verdict == "unbiased" else "white"
-        axes.plot([x], [y], "o", markersize=7, color=colour, markerfacecolor=face, markeredgewidth=1.5, zorder=3)
-        written = _DARK_GREY if colour == _GREY else colour
-        marks.append(Label(x=x, y=y, text=outcome.name, colour=written, size=7.5))
+        axes.plot([x], [y], way.marker, markersize=7, color=colour, markerfacecolor=face, markeredgewidth=1.5, zorder=3)
+        marks.append(Label(x=x, y=y, text=outcome.name, colour=colour, size=7.5))
     xs, ys = [mark.x for mark in marks], [mark.y for mark in marks]
     span, height = max(max(xs) / min(xs), 3.0), max(max(ys) / min(ys), 3.0)
     left, column = min(xs) / span**0.1, max(xs) * span**0.15
@@ -150,10 +150,9 @@ def _draw_cost(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
     label_column(axes, marks, column, _SMALL_LABEL_HEIGHT)
 
 
-def _colour(outcome: AuditResult) -> str:
-    if outcome.baseline == "none" and outcome.strategy.name in PAPER_STRATEGIES:
-        return _GREY
-    return next((hue for start, hue in _HUES if outcome.strategy.name.startswith(start)), _OTHER)
+def _way(outcome: AuditResult) -> Look:
+    """Returns the look of the way in which a strategy samples."""
+    return look(next((name for start, name in _WAYS.items() if outcome.strategy.name.startswith(start)), "other"))
 
 
 def _set_ticks(axis: Axis, ticks: Sequence[float]) -> None:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from equipoise_lab._style import new_figure
+from equipoise_lab._style import INK, new_figure, row
 from equipoise_lab._tables import format_seconds, name_threads, new_table
 from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records
 from equipoise_lab.bench._layer import LAYER_RECIPES, MEDIAN, PEER_MODES, LayerBench, layer_key, layer_steps
@@ -200,21 +200,24 @@ def _memory_table(records: Records) -> Table:
 
 def _draw(bench: LayerBench, records: Records) -> Figure:
     """Draws the time of every layer with a router of ours, split into the router and the rest."""
-    figure = new_figure(7.2, 1.0 + 0.24 * len(bench.routers) * len(bench.threads))
-    for row, threads in enumerate(bench.threads):
-        axes = figure.add_subplot(len(bench.threads), 1, row + 1)
+    figure = new_figure(1.6 + 3.6 * len(bench.threads), 1.0 + 0.2 * len(bench.routers))
+    for axes, threads in zip(row(figure, len(bench.threads), sharey=True), bench.threads, strict=True):
         found = {name: _figures(records, layer_key(threads, f"router {name}")) for name in bench.routers}
         known = {name: figures for name, figures in found.items() if figures and name != "dense"}
         routing = [figures["router"] for figures in known.values()]
         rest = [max(figures["layer"] - figures["router"], 0.0) for figures in known.values()]
-        axes.barh(list(known), routing, color="#8c2d04", label="router")
-        axes.barh(list(known), rest, left=routing, color="#2f7fc1", label="experts, gathers, loss")
-        axes.invert_yaxis()
-        if dense := _figures(records, layer_key(threads, "contenders")):
-            axes.axvline(dense["dense"], color="#555555", linestyle=":", linewidth=1.2, label="dense layer")
-        axes.set_xlabel("seconds, forward and backward")
+        axes.barh(list(known), routing, color="#8c2d04")
+        axes.barh(list(known), rest, left=routing, color="#a9c8e4")
+        dense = _figures(records, layer_key(threads, "contenders"))
+        if dense:
+            axes.axvline(dense["dense"], color=INK, linestyle=":", linewidth=1.2)
+            axes.text(dense["dense"], -0.9, "dense layer ", ha="right")
+        if known:
+            axes.text(routing[0], 0, "  experts, gathers, loss", va="center")
+            axes.text(0.0, -0.9, " router", color="#8c2d04")
+        axes.set(xlabel="seconds, forward and backward", ylim=(len(known) - 0.4, -1.4))
+        axes.tick_params(axis="y", length=0)
         axes.set_title(f"{name_threads(threads)}, {bench.size.tokens:,} tokens")
-        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
