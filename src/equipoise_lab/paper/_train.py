@@ -171,7 +171,7 @@ class _Batch:
         self.method = METHOD_TABLE[runs[0].method]
         self.capacity = self.method.capacity(recipe.num_points)
         self.sinkhorn_first = runs[0].variant == "sinkhorn"
-        self.weighted = torch.tensor([[run.variant != "no-iw"] for run in runs])
+        self.unweighted = torch.tensor([i for i, run in enumerate(runs) if run.variant == "no-iw"], dtype=torch.int64)
         self.seeds = sorted({run.seed for run in runs})
         self.row_seed = torch.tensor([self.seeds.index(run.seed) for run in runs])
         self.temperature = torch.tensor([run.temperature for run in runs])
@@ -223,7 +223,7 @@ class _Batch:
             sinkhorn_first=first,
             importance=False,
         )
-        return s, weight * torch.where(self.weighted, probability_ratio(log_p, s), 1.0)
+        return s, weight * probability_ratio(log_p, s).index_fill_(0, self.unweighted, 1.0)
 
     def _loss(self, log_p: Tensor, prediction: Tensor, s: Sample, weight: Tensor) -> Float[Tensor, "r"]:
         if self.loss == "reinforce":
