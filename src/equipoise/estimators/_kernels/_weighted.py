@@ -22,7 +22,8 @@ def weigh(
     """Writes w, w f and w (f - b) of each row, [b, n]: all 0 where it has no term, whatever its loss holds."""
     for b in range(weight.shape[0]):
         for i in range(weight.shape[1]):
-            active = kept[b, i] and weight[b, i] != 0.0
-            own[b, i] = weight[b, i] if active else 0.0
-            terms[b, i] = weight[b, i] * losses[b, i] if active else 0.0
-            score[b, i] = weight[b, i] * advantage[b, i] if active else 0.0
+            w, term, scored = weight[b, i], weight[b, i] * losses[b, i], weight[b, i] * advantage[b, i]
+            active = kept[b, i] & (w != 0.0)
+            own[b, i] = w if active else 0.0
+            terms[b, i] = term if active else 0.0
+            score[b, i] = scored if active else 0.0

@@ -23,13 +23,15 @@ def take(x: Matrix, column: Columns, taken: Matrix) -> None:
     """Writes x[b, column[b, i], i] of [b, 2, n] to [b, n]."""
     for b in range(column.shape[0]):
         for i in range(column.shape[1]):
-            taken[b, i] = x[b, 1, i] if column[b, i] == 1 else x[b, 0, i]
+            first, second = x[b, 0, i], x[b, 1, i]  # both are read, so that there is no branch
+            taken[b, i] = second if column[b, i] == 1 else first
 
 
 @jit
 def put(taken: Matrix, column: Columns, x: Matrix) -> None:
     """Writes the entries of [b, n] to their columns of [b, 2, n], and 0 to the others."""
     for b in range(column.shape[0]):
-        for i in range(column.shape[1]):
-            x[b, 0, i] = taken[b, i] if column[b, i] == 0 else 0.0
-            x[b, 1, i] = taken[b, i] if column[b, i] == 1 else 0.0
+        for j in range(2):
+            for i in range(column.shape[1]):
+                entry = taken[b, i]
+                x[b, j, i] = entry if column[b, i] == j else 0.0
