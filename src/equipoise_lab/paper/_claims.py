@@ -128,38 +128,67 @@ def make_claim(number: int, title: str, parts: Sequence[Part]) -> Claim:
     )
 
 
-def summarise(claims: Sequence[Claim]) -> str:
+# Each claim in few words, for the paragraph that sums them up.
+_SHORT = {
+    1: "Sample and Sample Skip IW solve the task from temperature 1 on",
+    2: "within capacity, only Sample Skip IW matches Sample",
+    3: "Gumbel-Matching is worse, and good at high temperature if its weights correct for the balancing",
+    4: "Gumbel-Matching falls short because of large weights",
+    5: "with Sinkhorn first, REINFORCE needs a high temperature",
+    6: "gating needs a balance loss, balanced sampling, weights and a low temperature",
+    7: "gating works better with Sinkhorn first",
+    8: "gating fails without importance weights",
+    9: "without importance weights, REINFORCE needs a low temperature",
+    10: "REINFORCE works with and without a balance loss",
+    11: "Sinkhorn approximates the marginals of Gumbel-Matching",
+    12: "maximum-entropy distributions are powers of p",
+    13: "cycle cancelling is much faster than the Hungarian algorithm",
+    14: "0.1 is the best learning rate",
+    15: "training the ELBO keeps choices deterministic",
+    16: "Gumbel noise does as well as Gaussian noise or input jitter",
+}
+_COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
+_COUNTS += ("Thirteen", "Fourteen", "Fifteen", "All sixteen")
+# What the paragraph says of one claim, and of several.
+_SUMMARY = {
+    "holds": ("One holds", "{} hold"),
+    "differs": (
+        "One depends on whether REINFORCE subtracts a moving average",
+        "{} depend on whether REINFORCE subtracts a moving average",
+    ),
+    "undecided": ("One is undecided with these seeds", "{} are undecided with these seeds"),
+    "does not hold": ("One does not hold as stated", "{} do not hold as stated"),
+}
+
+
+def summarise(claims: Sequence[Claim], *, named: bool = True) -> str:
     """Writes the paragraph that a reader can quote: which claims hold, which do not, which depend on the baseline.
+
+    Args:
+        claims: what was judged.
+        named: whether each claim is named; False for how many there are of each kind, in one sentence.
 
     Example:
         >>> summarise(judge([], {}))
         'No claim was judged.'
     """
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, list[str]] = {}
     for claim in claims:
         differs = claim.verdict_without not in (None, claim.verdict)
-        groups.setdefault("differs" if differs else claim.verdict, []).append(claim.number)
-    sentences = {
-        "holds": "{claims} {hold}",
-        "differs": "{claims} {depend} on whether REINFORCE subtracts a moving average",
-        "undecided": "{claims} {are} undecided",
-        "does not hold": "{claims} {do} not hold as stated",
+        words = f"{_SHORT[claim.number]} ({claim.number})"
+        groups.setdefault("differs" if differs else claim.verdict, []).append(words)
+    kinds = {
+        one if len(found) == 1 else several.format(_COUNTS[len(found)]): found
+        for kind, (one, several) in _SUMMARY.items()
+        if (found := groups.get(kind))
     }
-    words: list[str] = []
-    for kind, sentence in sentences.items():
-        if numbers := groups.get(kind):
-            one = len(numbers) == 1
-            verbs = {"hold": "holds", "depend": "depends", "are": "is", "do": "does"} if one else {}
-            said = {verb: verbs.get(verb, verb) for verb in ("hold", "depend", "are", "do")}
-            words.append(sentence.format(claims=f"{'Claim' if one else 'Claims'} {_listed(numbers)}", **said))
-    if not words:
+    if not kinds:
         return "No claim was judged."
-    return f"Of the paper's {len(claims)} empirical claims: {'; '.join(w[0].lower() + w[1:] for w in words)}."
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    shown = [str(number) for number in numbers]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    if named:
+        text = " ".join(f"{kind}: {'; '.join(found)}." for kind, found in kinds.items())
+    else:
+        text = f"{', '.join(kind.lower().replace('reinforce', 'REINFORCE') for kind in kinds)}."
+    return f"Of the {len(claims)} empirical claims of the paper, {text[0].lower()}{text[1:]}"
 
 
 def write_claims(path: Path, claims: Sequence[Claim], solved: Sequence[SolvedTable] = ()) -> None:
