@@ -63,8 +63,8 @@ class _WeightedMean(Function):
         return terms.sum(-1) / n
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         own, score = ctx.saved_tensors
-        share = grad.unsqueeze(-1) / own.shape[-1]
+        share = grad_outputs[0].unsqueeze(-1) / own.shape[-1]
         by_losses, by_log_prob, *_ = ctx.needs_input_grad
         return share * own if by_losses else None, share * score if by_log_prob else None, None, None, None

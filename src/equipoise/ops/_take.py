@@ -31,7 +31,9 @@ def take_column(x: Float[Tensor, "*batch n k"], column: Int[Tensor, "*batch n"])
     if x.shape[-1] != 2:
         return x.gather(-1, column.unsqueeze(-1)).squeeze(-1)
     if x.dtype in (torch.float32, torch.float64) and reads_values(x, column):
-        return _take(x, column) if not (x.requires_grad and torch.is_grad_enabled()) else _Take.apply(x, column)  # pyright: ignore[reportReturnType]
+        if not (x.requires_grad and torch.is_grad_enabled()):
+            return _take(x, column)
+        return _Take.apply(x, column)  # pyright: ignore[reportReturnType]
     # Choosing between two columns takes a fifth of the time of gather and of its gradient.
     first, second = x.mT.unbind(-2)
     return torch.where(column == 1, second, first)
@@ -42,9 +44,9 @@ def _take(x: Tensor, column: Tensor) -> Tensor:
 
     n = column.shape[-1]
     taken = torch.empty(column.shape, dtype=x.dtype)
-    rows_last = x.detach().mT.contiguous().numpy().reshape(-1, 2, n) if x.numel() else None
-    if rows_last is not None:
-        take(rows_last, column.contiguous().numpy().reshape(-1, n), taken.numpy().reshape(-1, n))
+    if x.numel():
+        columns, entries = (t.contiguous().numpy().reshape(-1, n) for t in (column, taken))
+        take(x.detach().mT.contiguous().numpy().reshape(-1, 2, n), columns, entries)
     return taken
 
 
@@ -68,9 +70,9 @@ class _Take(Function):
         return _take(x, column)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         (column,) = ctx.saved_tensors
-        return _Put.apply(grad, column), None  # pyright: ignore[reportReturnType]
+        return _Put.apply(*grad_outputs, column), None  # pyright: ignore[reportReturnType]
 
 
 class _Put(Function):
@@ -80,6 +82,6 @@ class _Put(Function):
         return _put(taken, column)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         (column,) = ctx.saved_tensors
-        return _Take.apply(grad, column), None  # pyright: ignore[reportReturnType]
+        return _Take.apply(*grad_outputs, column), None  # pyright: ignore[reportReturnType]

@@ -7,7 +7,7 @@ No setting of what is compared was chosen on these seeds.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -48,25 +48,6 @@ def beyond_recipe(recipe: Paper) -> Paper:
         baselines=("ema",),
         sweeps=(),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Paired:
-    """Solved seeds of a method at a temperature, against those of another on the same seeds.
-
-    Attributes:
-        temperature: of the method.
-        solved: seeds that it solves.
-        difference: in the fraction of seeds solved.
-        low: lower end of its 95% confidence interval.
-        high: upper end.
-    """
-
-    temperature: float
-    solved: int
-    difference: float
-    low: float
-    high: float
 
 
 def compare_paired(ours: Sequence[bool], theirs: Sequence[bool]) -> tuple[float, float, float]:
@@ -130,9 +111,7 @@ def judge_beyond(results: Sequence[Result], recipe: Paper) -> dict[str, Any]:
     at_best = by_seed["sample", recipe.temperatures[best]]
     inside = [t for t in recipe.temperatures if _LOWEST <= t <= _HIGHEST]
     against = {
-        name: [asdict(_pair(t, by_seed[name, t], at_best)) for t in inside]
-        for name in recipe.methods
-        if name != "sample"
+        name: [_pair(t, by_seed[name, t], at_best) for t in inside] for name in recipe.methods if name != "sample"
     }
     return {
         "seeds": recipe.seeds,
@@ -163,9 +142,10 @@ def _by_seed(results: Sequence[Result]) -> dict[tuple[str, float], list[bool]]:
     return found
 
 
-def _pair(temperature: float, ours: Sequence[bool], other: Sequence[bool]) -> Paired:
+def _pair(temperature: float, ours: Sequence[bool], other: Sequence[bool]) -> dict[str, float]:
+    """The solved seeds of a method at a temperature, and the difference from another on the same seeds."""
     difference, low, high = compare_paired(ours, other)
-    return Paired(temperature=temperature, solved=sum(ours), difference=difference, low=low, high=high)
+    return {"temperature": temperature, "solved": sum(ours), "difference": difference, "low": low, "high": high}
 
 
 def _judge_tight(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

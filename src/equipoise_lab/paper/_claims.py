@@ -6,13 +6,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from equipoise_lab._ledger import write_whole
 from equipoise_lab.paper import _claims_gating, _claims_reinforce, _claims_studies
 from equipoise_lab.paper._results import BASELINES, Baseline, Result
 from equipoise_lab.paper._rules import Outcomes, Part, Rule, Study, Verdict, all_hold, with_baseline
 from equipoise_lab.paper._solved import SolvedTable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 RULES = sorted(
     (
@@ -147,8 +150,25 @@ _SHORT = {
     15: "training the ELBO keeps choices deterministic",
     16: "Gumbel noise does as well as Gaussian noise or input jitter",
 }
-_COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
-_COUNTS += ("Thirteen", "Fourteen", "Fifteen", "All sixteen")
+_COUNTS = [
+    "No",
+    "One",
+    "Two",
+    "Three",
+    "Four",
+    "Five",
+    "Six",
+    "Seven",
+    "Eight",
+    "Nine",
+    "Ten",
+    "Eleven",
+    "Twelve",
+    "Thirteen",
+    "Fourteen",
+    "Fifteen",
+    "Sixteen",
+]
 # What the paragraph says of one claim, and of several.
 _SUMMARY = {
     "holds": ("One holds", "{} hold"),
@@ -221,3 +241,29 @@ def read_claims(path: Path) -> list[Claim]:
     entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["claims"]
     parts = [tuple(Part(**part) for part in entry.pop("parts")) for entry in entries]
     return [Claim(**entry, parts=each) for entry, each in zip(entries, parts, strict=True)]
+
+
+_STYLES = {"holds": "green", "undecided": "yellow", "does not hold": "red", "not judged": "dim"}
+
+
+def claims_table(claims: Sequence[Claim]) -> "Table":
+    """Lists the claims with their verdicts.
+
+    Args:
+        claims: what was judged.
+
+    Returns:
+        The table.
+    """
+    from rich.table import Table  # not above: only the command prints
+
+    table = Table(title="The paper's claims", title_justify="left", show_lines=False)
+    table.add_column("", justify="right")
+    table.add_column("claim")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("without baseline", no_wrap=True)
+    for claim in claims:
+        verdicts = (claim.verdict, claim.verdict_without)
+        shown = ("" if verdict is None else f"[{_STYLES[verdict]}]{verdict}[/]" for verdict in verdicts)
+        table.add_row(str(claim.number), claim.title, *shown)
+    return table
