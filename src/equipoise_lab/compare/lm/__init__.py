@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routers in a small byte-level language model, each tuned alike."""
+"""Routers in a small language model, each tuned alike."""
 
 from equipoise_lab.compare.lm._compare import ComparedModels as ComparedModels
 from equipoise_lab.compare.lm._compare import compare_models as compare_models
@@ -18,3 +18,4 @@ from equipoise_lab.compare.lm._text import Text as Text
 from equipoise_lab.compare.lm._text import read_text as read_text
 from equipoise_lab.compare.lm._train import Trained as Trained
 from equipoise_lab.compare.lm._train import train as train
+from equipoise_lab.compare.lm._vocabulary import Vocabulary as Vocabulary

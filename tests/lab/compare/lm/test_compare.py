@@ -65,10 +65,10 @@ def test_goals_are_judged_by_rule() -> None:
 def test_goes_on_from_what_is_done(
     small: LanguageModels, text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_compare, "read_text", lambda: text)
+    monkeypatch.setattr(_compare, "read_text", lambda **_: text)
     steps: list[int] = []
     first = compare_models(small, tmp_path, command="x", workers=0, say=str, advance=steps.append)
-    assert sum(steps) == small.total_steps
+    assert sum(steps) == small.total_steps()
     assert {path.name for path in first.paths} == {f"compare-lm.{end}" for end in ("json", "svg", "png")}
     stored = json.loads((tmp_path / "compare-lm.json").read_text())
     assert [row["contender"] for row in stored["outcomes"]] == list(small.contenders)
