@@ -81,7 +81,7 @@ def fit_critics(
     active: Bool[Tensor, " T"],
     emissions: Sequence[Emission],
 ) -> Float[Tensor, ""]:
-    """Computes the squared error of critics that learn: of what a baseline leaves of the losses, on rows with an expert.
+    """Computes the squared error of critics that learn what a baseline leaves of the loss, on rows with an expert.
 
     Args:
         drawn: from `read_drawn`, with gradient.

@@ -44,11 +44,11 @@ class Readouts(nn.Module):
     surrogate, to keep the layers' inputs (`capture(model, inputs=True)`), and to let the optimiser have the heads'
     parameters (`parameter_groups(model, lr, surrogate=surrogate)`).
 
-    With `critic=True` the baseline of a layer also differs by expert: b_i^l + c_ij^l, with c^l a linear function of what
-    enters the layer, fitted to what b leaves of the loss at the experts drawn. `Surrogate` subtracts c at the expert
-    drawn and adds back the exact gradient of its expectation under the router, so that the estimate stays unbiased, at
-    any number of layers, for routers that draw one expert a token. It pays where experts differ in ways that a layer's
-    input foretells; in the language models tried here it changed nothing (docs/language-models.md).
+    With `critic=True` the baseline of a layer also differs by expert: b_i^l + c_ij^l, with c^l a linear function of
+    what enters the layer, fitted to what b leaves of the loss at the experts drawn. `Surrogate` subtracts c at the
+    expert drawn and adds back the exact gradient of its expectation under the router, so that the estimate stays
+    unbiased, at any number of layers, for routers that draw one expert a token. It can help where experts differ in
+    ways that a layer's input predicts; in the language model that was tried it made no difference.
 
     Example:
         >>> import equipoise as eq

@@ -105,19 +105,18 @@ def compare_models(
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Reads what an earlier command stored.
+    """Reads what an earlier command found, and how it tuned.
 
     Raises:
         ValueError: the file is no result of this command.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        content["tuning"], content["outcomes"]
+        return {name: content[name] for name in ("tuning", "outcomes")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"settings must be a compare-lm.json that this command wrote, got {path}: leave it out to tune"
         ) from error
-    return content
 
 
 def earlier_settings(recipe: LanguageModels, earlier: dict[str, Any]) -> dict[str, Setting]:
