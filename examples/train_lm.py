@@ -105,7 +105,9 @@ def make_moe(args: argparse.Namespace, block: int) -> eq.nn.MoE:
     if sampled:
         options["loss"] = "gated-reinforce"  # outputs times p(z), and the score function: the exact gradient
     strength = args.token_prior if args.token_prior is not None else 10.0 if sampled else 3.0
-    if strength > 0 and args.router != "hash":
+    if args.router == "hash":
+        options["seed"] = block  # a hash of its own for each block, as the priors have
+    elif strength > 0:
         options["token_prior"] = eq.nn.TokenPrior(VOCABULARY**args.prior_bytes, strength, seed=block)
     return eq.nn.MoE(args.dim, args.experts, router=args.router, capacity_factor=args.capacity_factor, **options)
 
