@@ -122,9 +122,10 @@ class Training:
         self.device = torch.device(args.device)
         self.model = Transformer(args).to(self.device)
         self.rank, self.ranks, self.mesh = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), None
-        if self.ranks > 1:  # started by torchrun: experts are spread over all processes
+        if self.ranks > 1:  # started by torchrun: experts are spread over processes
             dist.init_process_group()
-            self.mesh = init_device_mesh(self.device.type, (self.ranks,), mesh_dim_names=("expert",))
+            sizes = (self.ranks // (args.expert_ranks or self.ranks), args.expert_ranks or self.ranks)
+            self.mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("data", "expert"))
             eq.distributed.parallelize(self.model, self.mesh, scope=args.scope)
         self.surrogate = eq.nn.Surrogate(eq.nn.Readouts(self.model, VOCABULARY)).to(self.device)
         groups = eq.nn.parameter_groups(self.model, lr=args.lr, surrogate=self.surrogate)
@@ -154,8 +155,7 @@ class Training:
         """One step of the optimiser on `accumulate` batches; returns the mean loss and the last batch's routings."""
         args, total = self.args, 0.0
         for part in range(args.accumulate):
-            seed = (args.seed * args.steps + self.step) * args.accumulate + part
-            ids, targets = self._batch(text, seed)
+            ids, targets = self._batch(text, (args.seed * args.steps + self.step) * args.accumulate + part)
             with eq.nn.capture(self.model, self.optimizer, inputs=True) as routings:
                 losses = self._token_losses(ids, targets)
             # The losses of the tokens, what trains the routers, and balance losses, in one scalar.
@@ -174,11 +174,10 @@ class Training:
     @torch.no_grad()
     def evaluate(self, text: Tensor, batches: int = 8) -> tuple[float, dict[str, Any]]:
         """The loss on the same pieces of the validation text at every call, and the routing of the last of them."""
-        self.model.eval()
-        total = 0.0
+        model, total = self.model.eval(), 0.0
         for number in range(batches):
             ids, targets = self._batch(text, number)
-            with eq.nn.capture(self.model) as routings:
+            with eq.nn.capture(model) as routings:
                 total += self._token_losses(ids, targets).mean().item() / batches
         self.model.train()
         return total, routings.stats()
@@ -255,6 +254,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=2000, help="of the optimiser")
     add("--lr", type=float, default=2e-3, help="the largest learning rate")
     add("--warmup", type=int, default=100, help="steps until the learning rate is reached")
+    add("--expert-ranks", type=int, help="processes that share one set of experts; by default all of them")
     add("--scope", default="local", choices=("local", "global"), help="of processes: whose tokens share a capacity")
     add("--amp", action="store_true", help="bfloat16 autocast; routers stay in float32")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of the model")
