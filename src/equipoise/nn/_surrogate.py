@@ -18,7 +18,7 @@ from equipoise.nn._capture import Emission
 from equipoise.nn._credit import CREDITS, WEIGHTS, counted_rows, credited, product_weight
 from equipoise.nn._graph import missing_outputs
 from equipoise.nn._layer_baselines import Baseline, LayerBaselines, Residual, pair_baselines, read_baselines
-from equipoise.nn._layer_critics import add_back, fit_critics, read_drawn
+from equipoise.nn._layer_critics import Critics, add_back, fit_critics, read_drawn
 from equipoise.nn._readouts import Readouts
 from equipoise.nn._recompute import Pending, expect
 from equipoise.nn._routings import Routings
@@ -260,30 +260,21 @@ class Surrogate(nn.Module):
         task = (f if counted is None else torch.where(counted, f, 0.0)).sum() / n
 
         critics: list[Tensor | None] = [None] * len(emissions)
-        readout = fit = None
-        if critic is not None:
-            critics = [critic.reshape(emissions[0].routing.log_p.shape)]
+        readout = None
         if isinstance(own, Readouts):
             found = own(routings, emissions, targets, token_losses.shape, counted)
-            pairs, readout = found.pairs, found.loss
-            critics = critics if critic is not None else found.critics
-        drawn = read_drawn(critics, emissions)
-        lefts = [f if c is None else f - c.detach() for c in drawn]
-        moves = self.training and torch.is_grad_enabled()
-        # One baseline for all layers comes without critics, or with one layer.
-        baselines = read_baselines(pairs, lefts[: len(pairs)], active, token_losses.shape, moves, scope)
-        baselines = baselines if len(baselines) > 1 else baselines * len(emissions)
-        if isinstance(own, Readouts) and own.critics and critic is None:
-            fit = fit_critics(drawn, f, baselines, active, emissions)
+            pairs, critics, readout = found.pairs, found.critics, found.loss
+        if critic is not None:
+            critics = [critic.detach().reshape(emissions[0].routing.log_p.shape)]
         if any(c is not None for c in critics):
             product, graph = self.weights == "all", value.requires_grad
             value = value + add_back(critics, emissions, counted, product=product, differentiable=graph) / n
-
-        def credit(left: Tensor, b: Tensor | float) -> Tensor:
-            advantage = torch.where(active, weight * (left - b), 0.0)
-            return credited(advantage, shape, self.credit, scope) / n
-
-        credits = [credit(left, b) for left, b in zip(lefts, baselines, strict=True)]
+        advantages, fit = self._advantages(f, active, pairs, critics, emissions, token_losses.shape)
+        credits = [
+            credited(torch.where(active, weight * advantage, 0.0), shape, self.credit, scope) / n
+            for advantage in advantages
+        ]
+        credits = credits if len(credits) > 1 else credits * len(emissions)
         if self.weights == "router":
             credits = [c * layer.weight for c, layer in zip(credits, routings, strict=True)]
         for learnt in (readout, fit):
@@ -291,6 +282,26 @@ class Surrogate(nn.Module):
         loss = _with_routers(value, credits, routings, emissions)
         others = {name: None if x is None else x.detach() for name, x in (("readout", readout), ("critic", fit))}
         return SurrogateLoss(loss=loss, task=task, balance=routings.balance_loss().detach(), **others)
+
+    def _advantages(
+        self,
+        f: Tensor,
+        active: Tensor,
+        pairs: Sequence[tuple[Any, Any]],
+        critics: Critics,
+        emissions: Sequence[Emission],
+        shape: Sequence[int],
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Computes f less critic and baseline, for each baseline, and the error of critics; lets baselines learn."""
+        drawn = read_drawn(critics, emissions)
+        lefts = [f if c is None else f - c.detach() for c in drawn]
+        moves = self.training and torch.is_grad_enabled()
+        # One baseline for all of several layers comes without critics: each is left the same.
+        lefts = lefts[: len(pairs)]
+        baselines = read_baselines(pairs, lefts, active, shape, moves, emissions[0].routing.scope)
+        learns = any(c is not None and c.requires_grad for c in drawn)
+        fit = fit_critics(drawn, f, baselines, active, emissions) if learns else None
+        return [left - b for left, b in zip(lefts, baselines, strict=True)], fit
 
     def _check(
         self, token_losses: Tensor, routings: Routings, mask: Tensor | None, critic: Tensor | None

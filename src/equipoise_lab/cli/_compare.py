@@ -111,20 +111,21 @@ def _compare_models(
     from dataclasses import replace
 
     from equipoise_lab.cli._training import print_paths, run_with_bar, typed_command
-    from equipoise_lab.compare.lm import LanguageModels, compare_models, model_tables, quick_language_models
+    from equipoise_lab.compare.lm import LanguageModels, compare_models, model_tables, quick_language_models, read_tuned
 
     del task
     settings = changes.pop("settings", None)
     recipe = replace(quick_language_models() if quick else LanguageModels(), **changes)
+    tuned = None if settings is None else read_tuned(settings, recipe)
     found = run_with_bar(
         console,
-        recipe.total_steps(tuned=settings is not None),
+        recipe.total_steps(tuned=tuned is not None),
         out,
         lambda bar: compare_models(
             recipe,
             out,
             command=typed_command("compare"),
-            settings=settings,
+            tuned=tuned,
             workers=processes,
             say=bar.say,
             advance=bar.advance,

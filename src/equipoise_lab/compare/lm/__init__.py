@@ -2,7 +2,9 @@
 """Routers in a small language model, each tuned alike."""
 
 from equipoise_lab.compare.lm._compare import ComparedModels as ComparedModels
+from equipoise_lab.compare.lm._compare import Tuned as Tuned
 from equipoise_lab.compare.lm._compare import compare_models as compare_models
+from equipoise_lab.compare.lm._compare import read_tuned as read_tuned
 from equipoise_lab.compare.lm._compare import run_all as run_all
 from equipoise_lab.compare.lm._contenders import CONTENDERS as CONTENDERS
 from equipoise_lab.compare.lm._contenders import Contender as Contender

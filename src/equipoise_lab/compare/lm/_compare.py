@@ -2,7 +2,7 @@
 """The whole command: tuning runs, choice of settings, final runs, JSON, picture."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -45,12 +45,25 @@ class ComparedModels:
     paths: list[Path]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuned:
+    """The settings to train at.
+
+    Attributes:
+        chosen: one for each contender.
+        tuning: the runs that they were chosen by, and their validation losses, as JSON knows them.
+    """
+
+    chosen: Mapping[str, Setting]
+    tuning: list[dict[str, Any]]
+
+
 def compare_models(
     recipe: LanguageModels,
     out: Path,
     *,
     command: str,
-    settings: Path | None = None,
+    tuned: Tuned | None = None,
     workers: int = 2,
     say: Callable[[str], object] = print,
     advance: Callable[[int], object] | None = None,
@@ -61,7 +74,7 @@ def compare_models(
         recipe: the comparison.
         out: the folder to write to. What it holds of an interrupted run of the same recipe is used.
         command: what was typed, for the record.
-        settings: a result of this command, whose chosen settings are taken; None: tunes.
+        tuned: the settings, from `read_tuned`; None: tunes.
         workers: processes; 0 stays in this one.
         say: called with a line when a part begins.
         advance: called with training steps as they are done.
@@ -70,17 +83,14 @@ def compare_models(
         What was found, and where it is.
     """
     text, path = read_text(vocabulary=recipe.vocabulary), out / f"{NAME}.json"
-    earlier = None if settings is None else read_result(settings)
-    chosen = {} if earlier is None else earlier_settings(recipe, earlier)
     begin(path, [Ledger(out / "lm-runs")])
-    tuning: list[dict[str, Any]] = []
-    if earlier is None:
+    if tuned is None:
         runs = recipe.tuning_runs()
         say(f"tuning: {len(runs):,} runs of {recipe.steps_of(runs[0]):,} steps")
-        tuned = run_all(runs, recipe, out, text, workers=workers, progress=advance)
-        chosen = choose_settings(recipe, tuned)
-        tuning = [{**t.run.describe(), "validation": t.validation} for t in tuned]
-    runs = recipe.final_runs(chosen)
+        tried = run_all(runs, recipe, out, text, workers=workers, progress=advance)
+        rows = [{**t.run.describe(), "validation": t.validation} for t in tried]
+        tuned = Tuned(chosen=choose_settings(recipe, tried), tuning=rows)
+    runs = recipe.final_runs(tuned.chosen)
     say(f"the chosen settings: {len(runs):,} runs of {recipe.steps:,} steps")
     final = run_all(runs, recipe, out, text, workers=workers, progress=advance)
     outcomes = summarise(recipe, final)
@@ -98,34 +108,33 @@ def compare_models(
         "outcomes": [_outcome_row(outcome) for outcome in outcomes],
         "confidence": CONFIDENCE,
         "differences": [{**asdict(d), "better": d.better} for d in found],
-        "tuning": tuning if earlier is None else earlier["tuning"],
+        "tuning": tuned.tuning,
     }
     write_whole(path, json.dumps(content, indent=1) + "\n")
     return ComparedModels(outcomes=outcomes, differences=found, goals=goals, paths=[path, *pictures])
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """Reads what an earlier command found, and how it tuned.
+def read_tuned(path: Path, recipe: LanguageModels) -> Tuned:
+    """Reads the settings that an earlier result chose.
+
+    Args:
+        path: what this command wrote.
+        recipe: whose contenders need settings.
+
+    Returns:
+        A setting for each contender, and how they were found.
 
     Raises:
-        ValueError: the file is no result of this command.
+        ValueError: the file is no result of this command; or it has no setting for a contender, or one that the
+            contender no longer has.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {name: content[name] for name in ("tuning", "outcomes")}
+        tuning, stored = content["tuning"], {row["contender"]: row["setting"] for row in content["outcomes"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"settings must be a compare-lm.json that this command wrote, got {path}: leave it out to tune"
         ) from error
-
-
-def earlier_settings(recipe: LanguageModels, earlier: dict[str, Any]) -> dict[str, Setting]:
-    """Finds the settings that an earlier result chose.
-
-    Raises:
-        ValueError: it chose none for a contender, or one that the contender no longer has.
-    """
-    stored = {row["contender"]: row["setting"] for row in earlier["outcomes"]}
     chosen: dict[str, Setting] = {}
     for name in recipe.contenders:
         found = [setting for setting in CONTENDERS[name].settings() if setting.describe() == stored.get(name)]
@@ -134,7 +143,7 @@ def earlier_settings(recipe: LanguageModels, earlier: dict[str, Any]) -> dict[st
                 f"settings must hold one of the settings of {name!r}, got {stored.get(name)}: leave it out to tune"
             )
         chosen[name] = found[0]
-    return chosen
+    return Tuned(chosen=chosen, tuning=tuning)
 
 
 def run_all(

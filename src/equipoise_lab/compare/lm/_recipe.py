@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The comparison of routers in a language model as a value: what is fixed, and which runs it consists of."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -100,7 +101,7 @@ class LanguageModels:
             for seed in seeds
         ]
 
-    def final_runs(self, chosen: dict[str, Setting]) -> list[Run]:
+    def final_runs(self, chosen: Mapping[str, Setting]) -> list[Run]:
         """Lists the runs that are reported, seed by seed: what is done of an interrupted comparison is whole seeds.
 
         Args:

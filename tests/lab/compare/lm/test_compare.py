@@ -15,6 +15,7 @@ from equipoise_lab.compare.lm import (
     _compare,
     compare_models,
     model_tables,
+    read_tuned,
 )
 from equipoise_lab.compare.lm._summary import choose_settings, difference, judge, summarise
 from equipoise_lab.compare.lm._train import Routed
@@ -60,6 +61,20 @@ def test_goals_are_judged_by_rule() -> None:
     assert [goal.holds for goal in goals] == [True, True, True, True, True, False, False]
     assert "Switch + prior" in goals[3].text
     assert goals[4].found == "0.20 against 0.30"
+
+
+def test_settings_of_an_earlier_result(tmp_path: Path) -> None:
+    recipe, path = LanguageModels(contenders=("switch",)), tmp_path / "compare-lm.json"
+    second = CONTENDERS["switch"].settings()[1]
+    outcomes = [{"contender": "switch", "setting": second.describe()}]
+    path.write_text(json.dumps({"tuning": [{"validation": 1.5}], "outcomes": outcomes}))
+    tuned = read_tuned(path, recipe)
+    assert (tuned.chosen, tuned.tuning) == ({"switch": second}, [{"validation": 1.5}])
+    with pytest.raises(ValueError, match=r"settings must hold one of the settings of 'dense', got None: leave it out"):
+        read_tuned(path, LanguageModels(contenders=("dense",)))
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"settings must be a compare-lm.json that this command wrote"):
+        read_tuned(path, recipe)
 
 
 def test_goes_on_from_what_is_done(
