@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import check_fraction, check_shape, compact_repr
+from equipoise._core import all_finite, check_fraction, check_shape, compact_repr, reads_values
 from equipoise.estimators._checks import check_rows_independent, check_several_draws
 from equipoise.sampling import THIS_PROCESS, Sample, Scope
 
@@ -51,13 +51,22 @@ def ema_update(
     if value.ndim > 0:
         check_shape("value", value, losses.shape[:-1], "one number for each problem")
     dtype = torch.promote_types(losses.dtype, torch.float32)
-    rows, total = kept.sum(-1), torch.where(kept, losses, 0.0).sum(-1, dtype=dtype)
+    rows, total = kept.sum(-1), _sum_kept(losses, kept, dtype)
     if value.ndim == 0:
         rows, total = rows.sum(), total.sum()
     rows, total = scope.everywhere(rows), scope.everywhere(total)
     value = value.to(total)
     decay = decay.to(total) if isinstance(decay, Tensor) else decay
     return torch.where(rows > 0, decay * value + (1 - decay) * (total / rows.clamp_min(1)), value)
+
+
+def _sum_kept(losses: Tensor, kept: Tensor, dtype: torch.dtype) -> Tensor:
+    """Adds up the losses of the rows that were kept, whatever the others hold."""
+    if reads_values(losses, kept):
+        total = (losses * kept).sum(-1, dtype=dtype)  # faster than choosing, and the same if all losses are finite
+        if all_finite(total):
+            return total
+    return torch.where(kept, losses, 0.0).sum(-1, dtype=dtype)
 
 
 class EMABaseline:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_shape
+from equipoise._core import check_shape, reads_values
 from equipoise.estimators._checks import check_one_round
 from equipoise.estimators._log_p_checks import check_stochastic, checked_log_p, checked_log_ratio
 from equipoise.sampling import Sample
@@ -86,6 +86,9 @@ def per_expert(s: Sample) -> Float[Tensor, "*batch n"]:
         >>> per_expert(s)
         tensor([2., 0., 1.])
     """
+    # On the CPU a look at the flags is free, and bool times float is not.
+    if reads_values(s.kept) and s.kept.numel() > 0 and bool(s.kept.view(torch.uint8).amin()):
+        return s.keep_weight
     return s.keep_weight * s.kept
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter
 
 from equipoise.audit import CONFIDENCE, GROUPS, POWER, AuditResult, Verdict
@@ -36,14 +37,6 @@ def save_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> 
 
     A strategy whose bias was found is a filled square at the bias, with its confidence interval. One whose bias was not
     found is an open mark at the bias that would have been, with an arrow down: the bias is below that, or zero.
-
-    Args:
-        audit: the run.
-        outcomes: one for each strategy.
-        folder: where audit.svg and audit.png go.
-
-    Returns:
-        The files written.
     """
     # Baselines have a figure of their own; here they are shown if there is nothing else.
     shown = [o for o in outcomes if o.baseline == "none"] or outcomes
@@ -54,20 +47,13 @@ def save_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> 
         f"arrow down: none found; one at the mark would have been, with probability {POWER:g}"
     )
     sizes = ("standard deviation of one estimate / norm of the exact gradient", "bias / norm of the exact gradient")
-    return _save(folder, NAME, (9.6, 4.6), title, sizes, lambda axes, group: _draw_bias(axes, shown, group))
+    with style():
+        figure = _panels((9.6, 4.6), title, sizes, lambda axes, group: _draw_bias(axes, shown, group))
+        return save(figure, folder, NAME)
 
 
 def save_cost_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> list[Path]:
-    """Draws the variance of one estimate against the time it takes, on logarithmic axes, for router and experts.
-
-    Args:
-        audit: the run.
-        outcomes: one for each strategy and baseline.
-        folder: where audit-cost.svg and audit-cost.png go.
-
-    Returns:
-        The files written.
-    """
+    """Draws the variance of one estimate against the time it takes, on logarithmic axes, for router and experts."""
     title = (
         f"Variance against cost: {describe(audit)}\n"
         "grey: the paper's strategies   colour: mixtures, averages, baselines and critics   "
@@ -80,32 +66,25 @@ def save_cost_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path
         "time of one estimate without the experts' own, microseconds",
         "variance of one estimate / squared norm of the exact gradient",
     )
-    return _save(
-        folder, f"{NAME}-cost", (10.6, 7.0), title, sizes, lambda axes, group: _draw_cost(axes, outcomes, group)
-    )
-
-
-def _save(
-    folder: Path,
-    name: str,
-    size: tuple[float, float],
-    title: str,
-    labels: tuple[str, str],
-    draw: Callable[[Axes, str], object],
-) -> list[Path]:
-    """Draws a panel for the router's gradient and one for the experts', on logarithmic axes."""
     with style():
-        figure = new_figure(*size)
-        panels = row(figure, len(GROUPS))
-        for axes, group in zip(panels, GROUPS, strict=True):
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            draw(axes, group)
-            axes.set_title(f"gradient of the {group}")
-            axes.set_xlabel(labels[0])
-        panels[0].set_ylabel(labels[1])
-        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9)
-        return save(figure, folder, name)
+        figure = _panels((10.6, 7.0), title, sizes, lambda axes, group: _draw_cost(axes, outcomes, group))
+        return save(figure, folder, f"{NAME}-cost")
+
+
+def _panels(
+    inches: tuple[float, float], title: str, labels: tuple[str, str], draw: Callable[[Axes, str], object]
+) -> Figure:
+    """Draws a panel for the router's gradient and one for the experts', on logarithmic axes."""
+    figure = new_figure(*inches)
+    panels = row(figure, len(GROUPS))
+    for axes, group in zip(panels, GROUPS, strict=True):
+        axes.set(xscale="log", yscale="log")
+        draw(axes, group)
+        axes.set_title(f"gradient of the {group}")
+        axes.set_xlabel(labels[0])
+    panels[0].set_ylabel(labels[1])
+    figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9)
+    return figure
 
 
 def _draw_bias(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
@@ -140,14 +119,8 @@ def _draw_mark(axes: Axes, outcome: AuditResult, group: str) -> float:
         arrow = {"arrowstyle": "-|>", "color": mark.colour, "linewidth": 1.2}
         axes.annotate("", xy=(x, y / 2.2), xytext=(x, y), arrowprops=arrow)
     face = mark.colour if mark.filled and shown else "white"
-    how: dict[str, Any] = {
-        "markersize": 7.5,
-        "color": mark.colour,
-        "markerfacecolor": face,
-        "markeredgewidth": 1.6,
-        "zorder": 3,
-    }
-    axes.plot([x], [y], mark.marker, **how)
+    how: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 3}
+    axes.plot([x], [y], mark.marker, color=mark.colour, markerfacecolor=face, **how)
     return y
 
 

@@ -22,8 +22,7 @@ def demo(
     import torch
     from rich.panel import Panel
 
-    from equipoise_lab.cli._console import make_console
-    from equipoise_lab.cli._training import print_paths
+    from equipoise_lab.cli._progress import make_console, print_paths
     from equipoise_lab.demo import PARTS, write_page
 
     torch.set_num_threads(1)  # the parts are small: threads that wait for each other on a busy machine only cost time
