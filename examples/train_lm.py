@@ -101,11 +101,12 @@ class Transformer(nn.Module):
 def make_moe(args: argparse.Namespace, block: int) -> eq.nn.MoE:
     """Makes the experts of one block, with the recipe of docs/language-models.md."""
     options: dict[str, Any] = {} if args.top_k == 1 else {"top_k": args.top_k}
-    sampled = args.router in eq.STRATEGIES
-    if sampled:
+    if sampled := args.router in eq.STRATEGIES:
         options["loss"] = "gated-reinforce"  # outputs times p(z), and the score function: the exact gradient
     strength = args.token_prior if args.token_prior is not None else 10.0 if sampled else 3.0
-    if strength > 0 and args.router != "hash":
+    if args.router == "hash":
+        options["seed"] = block  # a hash of its own for each block, as the priors have
+    elif strength > 0:
         options["token_prior"] = eq.nn.TokenPrior(VOCABULARY**args.prior_bytes, strength, seed=block)
     return eq.nn.MoE(args.dim, args.experts, router=args.router, capacity_factor=args.capacity_factor, **options)
 
@@ -116,8 +117,7 @@ class Training:
     def __init__(self, args: argparse.Namespace) -> None:
         """Builds everything from the options and the seed."""
         torch.manual_seed(args.seed)
-        self.args, self.step = args, 0
-        self.device = torch.device(args.device)
+        self.args, self.step, self.device = args, 0, torch.device(args.device)
         self.model = Transformer(args).to(self.device)
         self.rank, self.ranks, self.mesh = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), None
         if self.ranks > 1:  # started by torchrun: experts are spread over processes

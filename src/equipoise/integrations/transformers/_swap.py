@@ -5,6 +5,7 @@ import copy
 import fnmatch
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from equipoise.estimators import Strategy
 from equipoise.integrations.transformers._contract import CORRECTION_BIAS, FoundLayer, find_layers, find_scoring
 from equipoise.integrations.transformers._layer import LAYER, ROUTER, Layer, RoutedBlock, RoutedGate, Rows, routed_class
-from equipoise.nn import Router, RoutingOptions, RoutingRule, RoutingSource, RoutingWarning, make_router
+from equipoise.nn import Router, RoutingOptions, RoutingRule, RoutingSource, RoutingWarning, TokenPrior, make_router
 
 _HOOK = "equipoise_rows"
 
@@ -53,7 +54,8 @@ def swap_routers(
         layers: which layers: numbers of decoder layers, or a pattern of names such as "model.layers.1*"; None: all.
         capacity_factor: see `equipoise.nn.make_router`.
         top_k: K; None: the gate's. For routers that take one expert a row, pass top_k=1 where the gate's K is larger.
-        options: see `equipoise.nn.RoutingOptions`.
+        options: see `equipoise.nn.RoutingOptions`. Each layer gets a hash of its own: the seed of `hash`, and that of a
+            token prior, grow by one from layer to layer.
 
     Returns:
         The names of the layers that were swapped.
@@ -73,7 +75,9 @@ def swap_routers(
     """
     if isinstance(router, Router):
         raise ValueError("router must be a name, a strategy or a rule, got a Router: every layer needs one of its own")
-    chosen = _chosen(find_layers(model), layers)
+    found = find_layers(model)
+    numbers = {layer.name: number for number, layer in enumerate(found)}
+    chosen = _chosen(found, layers)
     made: list[tuple[FoundLayer, Router]] = []
     for layer in chosen:  # all checks before the first change
         _check_local(layer)
@@ -87,7 +91,7 @@ def swap_routers(
             capacity_factor=capacity_factor,
             top_k=k,
             device=device,
-            **options,
+            **_with_own_hash(router, options, numbers[layer.name]),
         )
         gate = layer.gate
         new.scoring = gate.router.scoring if isinstance(gate, RoutedGate) else find_scoring(layer)
@@ -130,6 +134,18 @@ def restore_routers(model: nn.Module) -> list[str]:
     if handle is not None:
         handle[1].remove()
     return [layer.name for layer in layers]
+
+
+def _with_own_hash(router: object, options: RoutingOptions, number: int) -> RoutingOptions:
+    """Adds the number of a layer to the seeds of its hashes, since a token's hashes should differ between layers."""
+    own = options.copy()
+    prior = own.get("token_prior")
+    if prior is not None:
+        prior = TokenPrior(prior) if isinstance(prior, int) else prior
+        own["token_prior"] = replace(prior, seed=prior.seed + number)
+    if router == "hash":
+        own["seed"] = own.get("seed", 0) + number
+    return own
 
 
 def _chosen(found: list[FoundLayer], layers: Sequence[int] | str | None) -> list[FoundLayer]:

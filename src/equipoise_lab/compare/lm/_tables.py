@@ -12,7 +12,7 @@ from equipoise_lab.compare.lm._contenders import CONTENDERS
 from equipoise_lab.compare.lm._recipe import LanguageModels
 from equipoise_lab.compare.lm._summary import Difference, Goal, Outcome
 
-_NAMES = {"capacity_factor": "capacity", "strength": "prior", "rate": "bias rate"}
+_NAMES = {"capacity_factor": "capacity", "strength": "prior", "rate": "bias rate", "id_length": "tokens of an id"}
 HEADINGS = ("test loss", "sd", "within capacity", "MaxVio", "MaxVio, evaluation", "dropped", "ms a step")
 """Of the columns between a contender's name and its setting."""
 
