@@ -23,6 +23,8 @@ PAGES = {
     "benchmarks/index.md": "benchmarks/README.md",
 }
 _NUMBER = re.compile(r"<td([^>]*)>([-+0-9.,%() ]{1,24}(?: to [-+0-9.,%() ]{1,12})?)</td>")
+_CELL = re.compile(r"<td((?: style=[^>]*)?)>(.*?)</td>", re.DOTALL)
+_TAG = re.compile(r"<[^>]+>")
 _LINK = re.compile(r"(\]\()([^)#:\s]+)([)#])")
 
 
@@ -46,8 +48,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Marks the cells of tables that hold numbers, which are not broken over lines."""
-    return _NUMBER.sub(r'<td class="number"\1>\2</td>', html)
+    """Marks cells of tables: numbers, which are not broken over lines, and long text, which is not squeezed."""
+    html = _NUMBER.sub(r'<td class="number"\1>\2</td>', html)
+    return _CELL.sub(lambda cell: f'<td class="long"{cell[1]}>{cell[2]}</td>' if _is_long(cell[2]) else cell[0], html)
+
+
+def _is_long(cell: str) -> bool:
+    """Whether the text of a cell fills more than a few lines."""
+    return len(_TAG.sub("", cell)) > 90
 
 
 def _rewritten(link: re.Match[str], page: str, source: str) -> str:
