@@ -50,12 +50,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def on_page_content(html: str, **_: Any) -> str:
     """Marks cells of tables: numbers, which are not broken over lines, and long text, which is not squeezed."""
     html = _NUMBER.sub(r'<td class="number"\1>\2</td>', html)
-    return _CELL.sub(lambda cell: f'<td class="long"{cell[1]}>{cell[2]}</td>' if _is_long(cell[2]) else cell[0], html)
+    return _CELL.sub(_marked, html)
 
 
-def _is_long(cell: str) -> bool:
-    """Whether the text of a cell fills more than a few lines."""
-    return len(_TAG.sub("", cell)) > 90
+def _marked(cell: re.Match[str]) -> str:
+    """Returns a cell with a class if its text would fill more than a few lines of a narrow column."""
+    size = len(_TAG.sub("", cell[2]))
+    kind = "longest" if size > 300 else "long" if size > 90 else None
+    return cell[0] if kind is None else f'<td class="{kind}"{cell[1]}>{cell[2]}</td>'
 
 
 def _rewritten(link: re.Match[str], page: str, source: str) -> str:
