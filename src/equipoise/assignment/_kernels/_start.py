@@ -91,11 +91,11 @@ def descend_on_sample(
     rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
     cols, vals = np.empty(size * k, np.int32), np.empty(size * k, kind)
     counts, leads = np.zeros(k, np.int64), np.zeros((k, k), kind)
-    low, high = (prices - radius).astype(kind), (prices + radius).astype(kind)
-    m, illegal = collect(scores, mask, low, high, 0, n, stride, z, counts, rows, need, first, cols, vals, leads)
+    m, illegal = collect(scores, mask, prices, radius, 0, n, stride, z, counts, rows, need, first, cols, vals, leads)
     if illegal >= 0:
         return OVERFLOWED
-    status, _ = descend(
+    status, _, _ = descend(
+        rows[:m],
         need[:m],
         first[: m + 1],
         cols,
@@ -109,6 +109,7 @@ def descend_on_sample(
         goal,
         REACH,
         deviation,
+        z,
     )
     prices -= prices.min()
     return status
