@@ -23,7 +23,7 @@ ACCEPTED = 1.5
 # Rows that tell how far offers differ.
 SPREAD_ROWS = 64
 # Smoothing, as a part of the radius of the candidates: what is further away has next to no share.
-FIRST_MU = 1 / 6
+FIRST_MU = 1 / 3
 # Besides how a descent ends: scores less prices are not finite.
 OVERFLOWED = 3
 # Where the prices come from.
@@ -166,7 +166,8 @@ def start_prices(
         radius[:] = 0.0
         return TIED, origin
     if origin == FOUND:
-        open_with_sinkhorn(scores, mask, stride, top_k, target / stride, free / stride, prices, mu)
+        coarse = FINER * stride  # a few rows an expert are enough to bring prices near
+        open_with_sinkhorn(scores, mask, coarse, top_k, target / coarse, free / coarse, prices, mu)
     mu /= 4
     radius[:] = 3 * mu
     while True:
