@@ -13,14 +13,20 @@ from equipoise_lab.bench._families import FAMILIES
 from equipoise_lab.bench._figure import save_assign_figure
 from equipoise_lab.bench._grid import compile_step, family_key, family_steps, grid_key, grid_steps
 from equipoise_lab.bench._recipe import CAPACITY_FACTOR, FAMILY_LIMIT, SIZE_LIMITS, AssignBench, Size
+from equipoise_lab.bench._several import several_steps, several_table
 from equipoise_lab.bench._solvers import SOLVERS, Solver
 from equipoise_lab.bench._summary import gap_per_row, is_exact, summary, times_faster, times_floor, verdicts
 from equipoise_lab.bench._verdicts import limit_table, ratio_text
 
 
 def _tables(bench: AssignBench, records: Records) -> list[Table]:
-    """The tables of a run: solvers by size, families, limits."""
-    return [_grid_table(bench, records), _family_table(bench, records), _limit_table(bench, records)]
+    """The tables of a run: solvers by size, K experts a row, families, limits."""
+    return [
+        _grid_table(bench, records),
+        several_table(bench, records),
+        _family_table(bench, records),
+        _limit_table(bench, records),
+    ]
 
 
 def _grid_table(bench: AssignBench, records: Records) -> Table:
@@ -96,5 +102,11 @@ def _limit_table(bench: AssignBench, records: Records) -> Table:
 
 def assign_benchmark(bench: AssignBench) -> Benchmark:
     """Plans a run."""
-    steps = [compile_step(), *grid_steps(bench), *family_steps(bench), *behaviour_steps(bench)]
+    steps = [
+        compile_step(),
+        *grid_steps(bench),
+        *several_steps(bench),
+        *family_steps(bench),
+        *behaviour_steps(bench),
+    ]
     return plan("assign", bench, steps, tables=_tables, summary=summary, draw=save_assign_figure)

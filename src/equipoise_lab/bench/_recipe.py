@@ -9,6 +9,8 @@ from equipoise_lab.bench._benchmark import check_run
 from equipoise_lab.bench._families import FAMILIES
 
 Size = tuple[int, int]
+# n, k and K: experts a row.
+Several = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +21,7 @@ class AssignBench:
         sizes: problems n x k, in the order in which they are measured; a solver whose smaller problems show that a
             larger one would exceed the budget skips it.
         robust_size: the problem at which every family is tried.
+        several: problems n x k with K experts a row.
         behaviours: names of the further checks (threads, memory, start-up, ...) to run.
         family: the family of score matrices for the sizes.
         threads: threads for torch and for us; the peers use one.
@@ -29,6 +32,7 @@ class AssignBench:
 
     sizes: tuple[Size, ...]
     robust_size: Size
+    several: tuple[Several, ...]
     behaviours: tuple[str, ...]
     family: str = "popular"
     threads: int = 1
@@ -63,6 +67,7 @@ _FULL = AssignBench(
         (262144, 64),
     ),
     robust_size=(16384, 64),
+    several=((16384, 64, 2), (16384, 64, 8), (65536, 128, 2), (65536, 128, 8)),
     behaviours=BEHAVIOURS,
 )
 
@@ -71,6 +76,7 @@ RECIPES: Mapping[str, AssignBench] = {
     "quick": replace(
         _FULL,
         sizes=((1024, 64), (4096, 16), (4096, 64), (16384, 64)),
+        several=((16384, 64, 2), (16384, 64, 8)),
         behaviours=("batch", "first-call", "import"),
         budget=2.0,
     ),
@@ -79,7 +85,7 @@ RECIPES: Mapping[str, AssignBench] = {
 
 @dataclass(frozen=True, slots=True)
 class SizeLimit:
-    """Limits at one size: at least `peer` times faster than the better peer, at most `floor` times torch.argmax."""
+    """Limits at one size: at least `peer` times faster than the better peer, at most `floor` times the floor."""
 
     peer: float | None
     floor: float
@@ -93,6 +99,8 @@ SIZE_LIMITS: Mapping[Size, SizeLimit] = {
     (65536, 256): SizeLimit(None, 2.0),
 }
 
+# With K experts a row, at every size: the peer is OR-tools, the floor torch.topk.
+SEVERAL_LIMIT = SizeLimit(30.0, 5.0)
 # Any family, tight or with slack, in multiples of torch.argmax at the robust size.
 FAMILY_LIMIT = 60.0
 # An exact result has a gap of at most this, relative to the larger of |value| and the largest finite |score|.

@@ -11,6 +11,7 @@ from equipoise_lab.bench._benchmark import Measurement, Records
 from equipoise_lab.bench._families import FAMILIES
 from equipoise_lab.bench._grid import family_key, grid_key
 from equipoise_lab.bench._recipe import CAPACITY_FACTOR, FAMILY_LIMIT, GAP_LIMIT, SIZE_LIMITS, AssignBench, Size
+from equipoise_lab.bench._several import several_verdicts, times_faster_with, times_topk
 from equipoise_lab.bench._solvers import OURS, SOLVERS
 from equipoise_lab.bench._verdicts import Verdict
 
@@ -60,7 +61,12 @@ def verdicts(bench: AssignBench, records: Records) -> list[Verdict]:
     Returns:
         One verdict for each limit that the run's sizes and behaviours touch.
     """
-    found = [*_size_verdicts(bench, records), *_family_verdicts(records), *_behaviour_verdicts(bench, records)]
+    found = [
+        *_size_verdicts(bench, records),
+        *several_verdicts(bench, records),
+        *_family_verdicts(records),
+        *_behaviour_verdicts(bench, records),
+    ]
     return [verdict.judged() if bench.judged else verdict for verdict in found]
 
 
@@ -76,6 +82,14 @@ def summary(bench: AssignBench, records: Records) -> dict[str, Any]:
                 "gap_per_row": {s.name: gap_per_row(records, size, s.name) for s in SOLVERS if s.role != "floor"},
             }
             for size in bench.sizes
+        ],
+        "several": [
+            {
+                **dict(zip(("n", "k", "top_k"), point, strict=True)),
+                "times_faster_than_ortools": times_faster_with(records, point),
+                "times_topk": times_topk(records, point),
+            }
+            for point in bench.several
         ],
         "limits": [asdict(verdict) for verdict in verdicts(bench, records)],
     }

@@ -17,7 +17,7 @@ class Verdict:
     """A figure against its limit.
 
     Attributes:
-        group: "size", "family" or "behaviour".
+        group: "size", "several", "family" or "behaviour" of the assignment; other benchmarks have their own.
         title: what was measured.
         figure: what came out; None when it was not measured.
         limit: what it is held against.

@@ -163,6 +163,18 @@ def narrow(
     begin = first[0]
     for a in range(need.shape[0]):
         end, wanted = first[a + 1], need[a]
+        if end - begin == 2:  # most rows; whether they are contested nobody can foresee: no branch
+            j, t = np.uint32(cols[begin]), np.uint32(cols[begin + 1])
+            lead = (vals[begin] - prices[j]) - (vals[begin + 1] - prices[t])
+            near, ahead = abs(lead) <= reach, j if lead >= 0 else t
+            cols[entry], vals[entry], cols[entry + 1], vals[entry + 1] = j, vals[begin], t, vals[begin + 1]
+            rows[m], need[m] = rows[a], 1
+            z[rows[a], z.shape[1] - 1] = ahead
+            fixed[ahead] += 1 - near
+            open_demand[ahead] += near
+            m, entry, begin = m + near, entry + 2 * near, end
+            first[m] = entry
+            continue
         best = top[: wanted + 1]
         best[:] = -np.inf
         for e in range(begin, end):
