@@ -59,7 +59,7 @@ def save_cost_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path
         "grey: the paper's strategies   colour: mixtures, averages, baselines and critics   "
         "triangle: Gumbel-Matching   square: skipping   circle: independent\n"
         "filled: unbiased   open: biased or undecided   "
-        "down and left is better   dotted: equal variance in equal time, by averaging   "
+        "dotted: equal variance in equal time, by averaging   "
         "baselines do not change the experts' gradient"
     )
     sizes = (
