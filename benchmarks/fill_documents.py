@@ -6,7 +6,7 @@
 A document marks a place by two comments, `<!-- begin verdicts -->` and `<!-- end verdicts -->`. What is between them is
 generated:
 
-- `summary`, the paragraph that sums it up;
+- `summary`, the paragraph that sums it up, and `summary-counts`, the same in one sentence;
 - `verdicts`, a table of claims and verdicts, and `measured`, the same with what was measured;
 - `solved`, the seeds solved with REINFORCE;
 - `rules`, how each claim is judged;
@@ -268,6 +268,7 @@ def fill_verdicts(
     """
     contents = {
         "summary": summarise(claims) if claims else "",
+        "summary-counts": summarise(claims, named=False) if claims else "",
         "solved": panel_counts(stored) if stored and len(stored.get("solved", ())) > 1 else "",
         "verdicts": verdict_table(claims) if claims else "",
         "measured": verdict_table(claims, measured=True) if claims else "",

@@ -60,6 +60,10 @@ class RoutingOptions(TypedDict, total=False):
             the model more than one. (A token prior has a seed too, see `TokenPrior`.)
         token_prior: a `TokenPrior`, or the size of the vocabulary: a learnt table by token id that is added to the
             logits and starts at a hash. The layer then needs `token_ids`. None, the default: no table.
+
+    Example:
+        >>> import equipoise as eq
+        >>> moe = eq.nn.MoE(16, 4, router="skip-iw", temperature=eq.nn.LinearSchedule(2.0, 1.0, steps=100), z_loss=1e-3)
     """
 
     eval_capacity_factor: float | None

@@ -49,6 +49,15 @@ class SurrogateLoss:
         balance: the sum of the balance losses of all layers, detached.
         readout: the sum of the readouts' losses, detached, which is gradient and no value of `loss`; None without.
         critic: the same of the critics' squared errors; None without critics that learn.
+
+    Example:
+        >>> import equipoise as eq
+        >>> moe, x = eq.nn.MoE(8, 4), torch.randn(16, 8)
+        >>> with eq.nn.capture(moe) as routings:
+        ...     losses = (x + moe(x)).square().mean(-1)
+        >>> parts = eq.nn.Surrogate().parts(losses, routings)
+        >>> torch.allclose(parts.loss, parts.task + parts.balance), parts.readout
+        (True, None)
     """
 
     loss: Float[Tensor, ""]

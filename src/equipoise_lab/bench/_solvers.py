@@ -11,7 +11,6 @@ Legend: n rows (datapoints), k columns (experts), c = n / k.
 """
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,7 +37,7 @@ class Prepared:
     """A problem in a solver's own form: `call` is timed, `read` turns what it returned into z."""
 
     call: Callable[[], Any]
-    read: Callable[[Any], Int[Tensor, " n"]]
+    read: Callable[[Any], Int[Tensor, "..."]]
 
 
 def _linear(n: int, k: int) -> float:
@@ -56,35 +55,17 @@ def _cubic(n: int, k: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Solver:
-    """A way to assign rows to experts.
+    """A way to assign rows to experts."""
 
-    Attributes:
-        name: key in the results.
-        title: name in figures and progress.
-        short: name in tables.
-        role: "floor" (no balancing at all), "ours" or "peer".
-        exact: whether it claims an optimal assignment.
-        package: module that must be importable, None when it is one of our own dependencies.
-        growth: a function of (n, k) to which the time is about proportional; used only to foresee that a problem would
-            exceed the time budget.
-        relative_tolerance: how far from optimal, per row and relative to the largest score, an exact result may be
-            because of how the solver represents costs.
-        prepare: puts a score matrix into the solver's form.
-    """
-
-    name: str
-    title: str
-    short: str
-    role: Role
-    exact: bool = True
-    package: str | None = None
-    growth: Callable[[int, int], float] = _linear
-    relative_tolerance: float = 1e-9
-    prepare: Callable[[Float[Tensor, "n k"]], Prepared]
-
-    def installed(self) -> bool:
-        """Whether the solver's package can be imported."""
-        return self.package is None or importlib.util.find_spec(self.package) is not None
+    name: str  # in the results
+    title: str  # in figures and progress
+    short: str  # in tables
+    role: Role  # "floor": no balancing at all
+    exact: bool = True  # whether it claims an optimal assignment
+    package: str | None = None  # module that must be importable; None: one of our own dependencies
+    growth: Callable[[int, int], float] = _linear  # of time in (n, k), to foresee what would exceed the time budget
+    relative_tolerance: float = 1e-9  # of its costs: how far from optimal, per row, relative to the largest score
+    prepare: Callable[[Float[Tensor, "n k"]], Prepared]  # puts a score matrix into the solver's form
 
 
 def _argmax(scores: Float[Tensor, "n k"]) -> Prepared:
@@ -110,7 +91,8 @@ def _pot(scores: Float[Tensor, "n k"]) -> Prepared:
     )
 
 
-def _ortools(scores: Float[Tensor, "n k"]) -> Prepared:
+def prepare_flow(scores: Float[Tensor, "n k"], top_k: int = 1) -> Prepared:
+    """Puts scores into the form of OR-tools' min-cost flow, with K experts a row; z is [n], or [n, K] for K > 1."""
     from ortools.graph.python import min_cost_flow
 
     n, k = scores.shape
@@ -120,7 +102,7 @@ def _ortools(scores: Float[Tensor, "n k"]) -> Prepared:
     tails, heads = row.int().numpy(), (expert + n).int().numpy()
     capacity = np.ones(len(tails), dtype=np.int64)
     nodes = np.arange(n + k, dtype=np.int32)
-    supply = np.concatenate([np.ones(n, dtype=np.int64), np.full(k, -(n // k), dtype=np.int64)])
+    supply = np.concatenate([np.full(n, top_k, dtype=np.int64), np.full(k, -(top_k * n // k), dtype=np.int64)])
 
     def call() -> Any:
         flow: Any = min_cost_flow.SimpleMinCostFlow()  # its stubs misstate the arrays' types
@@ -131,10 +113,10 @@ def _ortools(scores: Float[Tensor, "n k"]) -> Prepared:
             raise RuntimeError(f"OR-tools ended with status {status}")
         return flow, arcs
 
-    def read(result: Any) -> Int[Tensor, " n"]:
+    def read(result: Any) -> Int[Tensor, "..."]:
         flow, arcs = result
-        used = torch.from_numpy(flow.flows(arcs)) == 1
-        return torch.empty(n, dtype=torch.int64).scatter_(0, row[used], expert[used])
+        used = torch.from_numpy(flow.flows(arcs)) == 1  # arcs are in the order of the rows
+        return expert[used].reshape([n] if top_k == 1 else [n, top_k])
 
     return Prepared(call=call, read=read)
 
@@ -165,21 +147,8 @@ def _finite_cost(scores: Float[Tensor, "n k"]) -> Float64[Tensor, "n k"]:
 
 
 SOLVERS: tuple[Solver, ...] = (
-    Solver(
-        name="argmax",
-        title="torch.argmax",
-        short="argmax",
-        role="floor",
-        exact=False,
-        prepare=_argmax,
-    ),
-    Solver(
-        name=OURS,
-        title="equipoise primal-dual",
-        short="primal-\ndual",
-        role="ours",
-        prepare=_ours("primal-dual"),
-    ),
+    Solver(name="argmax", title="torch.argmax", short="argmax", role="floor", exact=False, prepare=_argmax),
+    Solver(name=OURS, title=f"equipoise {OURS}", short="primal-\ndual", role="ours", prepare=_ours(OURS)),
     Solver(
         name="cycle-cancelling",
         title="equipoise cycle-cancelling",
@@ -189,12 +158,7 @@ SOLVERS: tuple[Solver, ...] = (
         prepare=_ours("cycle-cancelling"),
     ),
     Solver(
-        name="auction",
-        title="equipoise auction",
-        short="auction",
-        role="ours",
-        exact=False,
-        prepare=_ours("auction"),
+        name="auction", title="equipoise auction", short="auction", role="ours", exact=False, prepare=_ours("auction")
     ),
     Solver(name="pot", title="POT emd", short="POT", role="peer", package="ot", growth=_pivoting, prepare=_pot),
     Solver(
@@ -205,7 +169,7 @@ SOLVERS: tuple[Solver, ...] = (
         package="ortools",
         growth=_pivoting,
         relative_tolerance=1.0 / _INTEGER_RANGE,
-        prepare=_ortools,
+        prepare=prepare_flow,
     ),
     Solver(
         name="scipy",

@@ -55,8 +55,7 @@ def compare(
     """
     import torch
 
-    from equipoise_lab.cli._console import make_console
-    from equipoise_lab.cli._training import count_workers
+    from equipoise_lab.cli._progress import count_workers, make_console
 
     given = {"seeds": seeds, "first_seed": first_seed, "steps": steps}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -86,7 +85,7 @@ def _compare_task(
     from dataclasses import replace
 
     from equipoise._core import check_one_of
-    from equipoise_lab.cli._training import print_paths, run_with_bar, typed_command
+    from equipoise_lab.cli._progress import print_paths, run_with_bar, typed_command
     from equipoise_lab.compare import TASKS, Comparison, compare, load_task, quick_comparison, result_tables
 
     check_one_of("task", task, (*TASKS, "lm"))
@@ -110,7 +109,7 @@ def _compare_models(
 ) -> None:
     from dataclasses import replace
 
-    from equipoise_lab.cli._training import print_paths, run_with_bar, typed_command
+    from equipoise_lab.cli._progress import print_paths, run_with_bar, typed_command
     from equipoise_lab.compare.lm import LanguageModels, compare_models, model_tables, quick_language_models, read_tuned
 
     del task

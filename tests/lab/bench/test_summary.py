@@ -4,16 +4,18 @@ from dataclasses import replace
 import pytest
 
 from equipoise_lab._tables import format_seconds
-from equipoise_lab.bench import RECIPES, Measurement, assign_benchmark
+from equipoise_lab.bench import BENCHMARKS, Measurement
+from equipoise_lab.bench._assign import family_key, grid_key
+from equipoise_lab.bench._assign_report import gap_per_row, is_exact, summary, times_faster, times_floor, verdicts
 from equipoise_lab.bench._behaviour import behaviour_key
-from equipoise_lab.bench._benchmark import foresee
+from equipoise_lab.bench._benchmark import over_budget
 from equipoise_lab.bench._families import FAMILIES
-from equipoise_lab.bench._grid import family_key, grid_key
+from equipoise_lab.bench._several import several_key, times_faster_with, times_topk
 from equipoise_lab.bench._solvers import SOLVERS
-from equipoise_lab.bench._summary import gap_per_row, is_exact, summary, times_faster, times_floor, verdicts
 
 SIZE = (4096, 64)
-BENCH = RECIPES["full"]
+ASSIGN = BENCHMARKS["assign"]
+BENCH = ASSIGN.recipes["full"]
 
 
 def measured(seconds: float, value: float = 100.0, ours: float = 0.001) -> Measurement:
@@ -30,6 +32,9 @@ def made_up(ours: float = 0.001) -> dict[str, Measurement]:
         records[grid_key(size, "pot")] = measured(0.2, ours=ours)
         records[grid_key(size, "ortools")] = measured(0.15, ours=ours)
         records[grid_key(size, "scipy")] = Measurement(status="skipped", note="about 20 s expected, budget 10 s")
+    for point in BENCH.several:
+        records[several_key(point, "topk")] = measured(0.0005, ours=ours)
+        records[several_key(point, "ortools")] = measured(0.15, ours=ours)
     figures = {"argmax": 0.001, "tight": ours, "slack": ours * 1.2, "tight_gap": 0.0, "slack_gap": 1e-12}
     records |= {family_key(name): Measurement(seconds=ours, figures=figures) for name in FAMILIES}
     for name in BENCH.behaviours:
@@ -46,6 +51,8 @@ def test_slow_solver_fails_the_speed_limits() -> None:
     assert "4,096 x 64: times faster than the better exact peer" in failed
     assert "65,536 x 256: times torch.argmax" in failed
     assert "rank-2, tight: times torch.argmax" in failed
+    assert "16,384 x 64, K = 8: times torch.topk" in failed
+    assert "65,536 x 128, K = 2: times faster than OR-tools" in failed
 
 
 @pytest.mark.parametrize("name", BENCH.behaviours)
@@ -67,6 +74,8 @@ def test_ratios() -> None:
     records = made_up()
     assert times_faster(records, SIZE) == pytest.approx(150.0)
     assert times_floor(records, SIZE) == pytest.approx(2.0)
+    assert times_faster_with(records, (16384, 64, 2)) == pytest.approx(150.0)
+    assert times_topk(records, (16384, 64, 2)) == pytest.approx(2.0)
 
 
 def test_a_ratio_is_of_times_in_turns() -> None:
@@ -112,11 +121,16 @@ def test_failed_measurement_is_not_a_time() -> None:
     records[grid_key(SIZE, "primal-dual")] = Measurement(status="failed", seconds=1e-6, note="not balanced")
     assert times_floor(records, SIZE) is None
     assert times_faster(records, SIZE) is None
+    records[several_key((16384, 64, 2), "ortools")] = Measurement(status="failed", seconds=1e-6, note="another value")
+    assert times_faster_with(records, (16384, 64, 2)) is None
 
 
-@pytest.mark.parametrize("records", [{}, made_up()], ids=["empty", "full"])
+FAILED = {key: Measurement(status="failed", note="gave up") for key in made_up()}
+
+
+@pytest.mark.parametrize("records", [{}, made_up(), FAILED], ids=["empty", "full", "failed"])
 def test_tables_and_summary_take_any_records(records: dict[str, Measurement]) -> None:
-    assert [table.row_count > 0 for table in assign_benchmark(BENCH).tables(records)][0]
+    assert [table.row_count > 0 for table in ASSIGN.tables(BENCH, records)][0]
     assert len(summary(BENCH, records)["ratios"]) == len(BENCH.sizes)
 
 
@@ -124,11 +138,10 @@ def test_time_is_foreseen_from_the_last_measured_size() -> None:
     pot = next(solver for solver in SOLVERS if solver.name == "pot")
     records = {grid_key((1024, 64), "pot"): measured(1.0), grid_key((4096, 16), "pot"): Measurement(status="skipped")}
 
-    def seconds(size: tuple[int, int]) -> float:
-        return foresee(records, BENCH.sizes, size, lambda at: grid_key(at, "pot"), pot.growth)
-
-    assert seconds((1024, 64)) == 0.0
-    assert seconds((4096, 64)) == pytest.approx(8.0)
+    keys = {size: grid_key(size, "pot") for size in BENCH.sizes}
+    assert over_budget(1e-9, keys, (1024, 64), pot.growth, records) == ""
+    assert over_budget(8.1, keys, (4096, 64), pot.growth, records) == ""
+    assert over_budget(7.9, keys, (4096, 64), pot.growth, records) == "about 8.0 s expected, budget 7.9 s"
 
 
 @pytest.mark.parametrize(
