@@ -12,7 +12,8 @@ generated:
 - `rules`, how each claim is judged;
 - `sensitivity`, verdicts under other readings of the paper;
 - `beyond-argmax` and `beyond-expected`, seeds solved beyond the paper; `beyond-goals`, what they say of the goals;
-- `lm-losses`, `lm-differences` and `lm-goals`, what `equipoise compare lm` found.
+- `lm-losses`, `lm-differences` and `lm-goals`, what `equipoise compare lm` found;
+- `lm-lengths`, its losses beside those of a shorter training, and `lm-vocabulary`, those with a larger vocabulary.
 
 All but the rules come from stored results, and are empty as long as there are none. A test holds documents and sources
 together.
@@ -121,7 +122,7 @@ def goal_list(beyond: Mapping[str, Any]) -> str:
     return "\n".join(f"- {g['goal']}: **{verdicts[g['holds']]}**, {g['measured']}." for g in beyond["goals"])
 
 
-_SETTINGS = {"rate": "bias rate", "strength": "prior", "id_bytes": "bytes of an id"}
+_SETTINGS = {"rate": "bias rate", "strength": "prior", "id_length": "tokens of an id"}
 
 
 def loss_table(found: Mapping[str, Any]) -> str:
@@ -178,6 +179,28 @@ def difference_table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def length_table(shorter: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Renders the test losses of two comparisons that differ in their steps, and how far each is from the hash.
+
+    Args:
+        shorter: what `equipoise compare lm` stored after fewer steps.
+        found: the same after more.
+
+    Returns:
+        The table, without a line break at the end.
+    """
+    runs = (shorter, found)
+    steps = [f"{each['recipe']['steps']:,} steps" for each in runs]
+    head = ["router", *steps, *(f"minus hash, {name}" for name in steps)]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    means = [{row["contender"]: row["mean"] for row in each["outcomes"]} for each in runs]
+    for row in sorted(found["outcomes"], key=lambda row: row["mean"]):
+        own = [each[row["contender"]] for each in means]
+        ahead = [f"{mean - each['hash']:+.3f}" for mean, each in zip(own, means, strict=True)]
+        lines.append(f"| {' | '.join([row['label'], *(f'{mean:.3f}' for mean in own), *ahead])} |")
+    return "\n".join(lines)
+
+
 def language_goals(found: Mapping[str, Any]) -> str:
     """Renders the goals of the language-model comparison, whether they hold, and the figures."""
     verdicts = ("does not hold", "holds")
@@ -221,6 +244,8 @@ def fill_verdicts(
     sensitivity: Mapping[str, Any] | None = None,
     stored: Mapping[str, Any] | None = None,
     language: Mapping[str, Any] | None = None,
+    shorter: Mapping[str, Any] | None = None,
+    vocabulary: Mapping[str, Any] | None = None,
 ) -> str:
     r"""Puts what is generated between the marks of a document; without claims, no verdicts.
 
@@ -231,6 +256,8 @@ def fill_verdicts(
         sensitivity: verdicts under other readings, from `run_sensitivity`, or nothing.
         stored: all that `claims.json` holds, or nothing.
         language: what `equipoise compare lm` stored, or nothing.
+        shorter: the same after fewer steps.
+        vocabulary: the same with a larger vocabulary.
 
     Returns:
         The new text. A document without marks is returned as it is.
@@ -253,6 +280,8 @@ def fill_verdicts(
         "lm-losses": loss_table(language) if language else "",
         "lm-differences": difference_table(language) if language else "",
         "lm-goals": language_goals(language) if language else "",
+        "lm-lengths": length_table(shorter, language) if shorter and language else "",
+        "lm-vocabulary": loss_table(vocabulary) if vocabulary else "",
     }
     for name, content in contents.items():
         pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
@@ -267,7 +296,7 @@ def find_stored(root: Path, what: str) -> Path | None:
 
     Args:
         root: of the repository.
-        what: "claims", "beyond", "sensitivity" or "compare-lm".
+        what: such as "claims", "beyond" or "compare-lm".
 
     Returns:
         The file, or None.
@@ -279,12 +308,15 @@ def find_stored(root: Path, what: str) -> Path | None:
 Stored = dict[str, Any] | None
 
 
-def read_stored(root: Path) -> tuple[list[Claim], Stored, Stored, Stored, Stored]:
+_STORED = ("beyond", "sensitivity", "claims", "compare-lm", "compare-lm-1200", "compare-lm-vocabulary")
+
+
+def read_stored(root: Path) -> tuple[list[Claim], *tuple[Stored, ...]]:
     """Reads the claims, and what is stored: beyond the paper, sensitivity, all of `claims.json`, language models."""
-    paths = {what: find_stored(root, what) for what in ("beyond", "sensitivity", "claims", "compare-lm")}
-    beyond, sensitivity, stored, language = (None if p is None else json.loads(p.read_text()) for p in paths.values())
-    claims = [] if paths["claims"] is None else read_claims(paths["claims"])
-    return claims, beyond, sensitivity, stored, language
+    paths = [find_stored(root, what) for what in _STORED]
+    stored = [None if path is None else json.loads(path.read_text()) for path in paths]
+    claims = paths[_STORED.index("claims")]
+    return [] if claims is None else read_claims(claims), *stored
 
 
 DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/estimators.md", "docs/language-models.md")

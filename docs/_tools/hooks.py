@@ -22,6 +22,7 @@ PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "benchmarks/index.md": "benchmarks/README.md",
 }
+_NUMBER = re.compile(r"<td([^>]*)>([-+0-9.,%() ]{1,24}(?: to [-+0-9.,%() ]{1,12})?)</td>")
 _LINK = re.compile(r"(\]\()([^)#:\s]+)([)#])")
 
 
@@ -42,6 +43,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if found not in PAGES:
         markdown = _LINK.sub(lambda link: _rewritten(link, found, f"docs/{found}"), markdown)
     return mathml.in_page(markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Marks the cells of tables that hold numbers, which are not broken over lines."""
+    return _NUMBER.sub(r'<td class="number"\1>\2</td>', html)
 
 
 def _rewritten(link: re.Match[str], page: str, source: str) -> str:

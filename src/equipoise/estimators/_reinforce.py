@@ -119,6 +119,13 @@ def score_function(
 
     Returns:
         A term for each row.
+
+    Example:
+        >>> log_prob = torch.tensor([-1.0, -2.0], requires_grad=True)
+        >>> term = score_function(log_prob, torch.tensor([3.0, 0.5]), None)
+        >>> term.sum().backward()
+        >>> term.tolist(), log_prob.grad
+        ([0.0, 0.0], tensor([3.0000, 0.5000]))
     """
     log_prob = only(active, log_prob)
     return coefficient * (log_prob - log_prob.detach())
@@ -136,6 +143,13 @@ def expected_critic(
 
     Returns:
         A term for each row.
+
+    Example:
+        >>> logits = torch.zeros(1, 2, requires_grad=True)
+        >>> term = expected_critic(torch.log_softmax(logits, -1), torch.tensor([[0.0, 4.0]]), None)
+        >>> term.sum().backward()
+        >>> term.item(), logits.grad
+        (0.0, tensor([[-1.,  1.]]))
     """
     critic = critic.detach()
     if counted is not None:

@@ -21,7 +21,7 @@ class Sample(Record):
         log_q: log-probability with which row i drew expert j; the probabilities of a row sum to 1. Rows that are
             masked hold 0, without a meaning.
         kept: rows that their expert processes: False for those beyond its capacity, and for masked rows.
-        keep_weight: 1 / P(row i is kept | z) = n_j / min(n_j, c_j) for j = z_i; 1 where nothing is skipped, 0 for
+        keep_weight: 1 / P(row i is kept | z) = n_j / min(n_j, c_j) for j = z_i; 1 where nothing is dropped, 0 for
             masked rows.
         mask: rows that take an expert; None for all of them.
         capacity: rows that each expert could take; None where there was no limit.
@@ -33,6 +33,13 @@ class Sample(Record):
             after it. What is above is the first round's. `log_q` of a later one is given the rounds before, and -inf at
             a row's earlier experts.
         scope: the rows that shared the capacity.
+
+    Example:
+        >>> import equipoise as eq
+        >>> logits = torch.tensor([[0.0, 5.0], [0.0, 5.0], [5.0, 0.0]])
+        >>> s = eq.sample_skip(logits, torch.zeros(3, 2), torch.tensor([0.9, 0.2, 0.5]), capacity=1)
+        >>> s.z.tolist(), s.kept.tolist(), s.counts.tolist()
+        ([1, 1, 0], [False, True, True], [1, 2])
     """
 
     z: Int[Tensor, "*batch n"]
