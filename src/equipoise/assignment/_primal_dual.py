@@ -29,7 +29,7 @@ from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
 from equipoise.assignment._infeasible import check_start, illegal_scores, no_room
-from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _small, _smoothing, _start
+from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _small, _smoothing, _solve, _start
 
 Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
@@ -123,7 +123,7 @@ def primal_dual(
 
         _ = solve(0, b) if parallel or b == 1 else run_blocks(solve, cut(b, 1))
     z_out, counts = np.empty((b, n, top_k), np.int64), np.zeros((b, k), np.int64)
-    _books.close_books(z, c, p, z_out, counts, gap)
+    _books.close_books(s, z, c, p, z_out, counts, gap)
     return (
         torch.from_numpy(z_out.reshape(*batch, n, top_k)),
         torch.from_numpy(counts.reshape(*batch, k)),
@@ -176,37 +176,34 @@ class _Problem:
             if self.scores.dtype == np.float32:
                 self.scores = self.scores.astype(np.float64)
                 return self.solve(warm=False)
-            return self._finish(*self._solve_listed(*self._collect(None)))[:2]
+            return self._solve_listed()
 
     def _solve(self, warm: bool) -> tuple[float, float]:
         radius, status = self._start(warm)
         over_all = False
         for _ in range(MOST_PASSES):
-            if status == _newton.FAILED and not over_all:
+            if status in (_newton.FAILED, _solve.STUCK) and not over_all:
                 radius, over_all = self._descend_over_all(), True
             contested, settled = self._collect(radius)
-            if status == _newton.REACHED and not over_all:
-                status, _ = self._descend(contested, settled, _start.FIRST_MU * radius.mean())
-                if status == _newton.FAILED:
-                    continue
-            before = self.prices.copy()
-            stuck, held, inside = self._flow(contested, settled)
-            if stuck >= 0 and not over_all:
-                status = _newton.FAILED
-                continue
-            if stuck < 0 and _books.settled_for_sure(settled.leads, self.prices):
-                value, gap, proved = self._finish(contested, held)
-                if proved:
-                    return value, gap
-                radius = 2 * radius
-            elif stuck < 0:  # settled rows have better offers at these prices
-                _books.list_better(settled.leads, before, self.prices, radius)
-            else:  # rows that are shut in with an overfull expert need a way out
-                _books.open_doors(settled.leads, before, inside, radius)
-            self.prices[:] = before
+            mu = _start.FIRST_MU * radius.mean() if status == _newton.REACHED and not over_all else 0.0
+            ended, value, gap = self._solve_contested(contested, settled, mu, radius)
+            if ended == _solve.PROVED:
+                return value, gap
+            if ended in (_newton.FAILED, _solve.STUCK):
+                status = ended
             if not 0 < radius.max() < np.inf:
                 break
-        return self._finish(*self._solve_listed(*self._collect(None)))[:2]
+        return self._solve_listed()
+
+    def _solve_contested(
+        self, contested: Contested, settled: Settled, mu: float, radius: Floats
+    ) -> tuple[int, float, float]:
+        """Returns how it ended, the value, and what rows miss."""
+        ended, value, gap, chains, few = _solve.solve_contested(
+            self.scores, *contested, *settled, self.capacity, self.slots, self.free, mu, self.prices, radius, self.z
+        )
+        self.log.append(f"{len(contested.rows)} rows, newton from {mu:.3g}, {few} rows: {ended}, {chains} chains")
+        return ended, value, gap
 
     def _start(self, warm: bool) -> tuple[Floats, int]:
         """Finds prices from samples.
@@ -231,33 +228,16 @@ class _Problem:
         mu, stride = _start.spread(self.scores, self.mask, self.prices, self.top_k) / 2, _start.first_stride(n, k)
         target, free = self.target / stride, self.free / stride
         _smoothing.open_with_sinkhorn(self.scores, self.mask, stride, self.top_k, target, free, self.prices, mu)
-        return self._descend(*self._collect(None), mu / 4, FAR)[1]
-
-    def _descend(
-        self, contested: Contested, settled: Settled, mu: float, reach: float = _smoothing.REACH
-    ) -> tuple[int, Floats]:
-        """Newton steps on contested rows. Returns how it ended, and how far prices may still move."""
-        k = len(self.prices)
+        lists, settled = self._collect(None)
         deviation, radius = np.empty(k), np.empty(k)
-        status, mu = _newton.descend(
-            contested.need.copy(),
-            contested.first.copy(),
-            contested.cols.copy(),
-            contested.vals.copy(),
-            settled.counts.astype(np.float64),
-            self.target,
-            self.free,
-            self.prices,
-            mu,
-            1e-6 * mu,
-            k / 2,
-            reach,
-            deviation,
+        fixed, mu = settled.counts.astype(np.float64), mu / 4
+        status, mu, _ = _newton.descend(
+            *lists, fixed, self.target, self.free, self.prices, mu, 1e-6 * mu, k / 2, FAR, deviation, self.z
         )
         self.prices -= self.prices.min()
-        self.log.append(f"newton, {len(contested.rows)} rows: {status}, mu {mu:.3g}")
+        self.log.append(f"newton over all rows: {status}, mu {mu:.3g}")
         _start.radius_of(deviation, 1.0, radius)
-        return status, radius
+        return radius
 
     def _collect(self, radius: Floats | None) -> tuple[Contested, Settled]:
         """Tells settled rows from contested ones; without a radius every expert is a candidate of every row."""
@@ -265,8 +245,6 @@ class _Problem:
         kind = self.scores.dtype
         if radius is None:
             return self._list_all()
-        with np.errstate(over="ignore"):
-            low, high = (self.prices - radius).astype(kind), (self.prices + radius).astype(kind)
 
         def collect(start: int, stop: int) -> tuple[Contested, Settled, int]:
             size = stop - start
@@ -276,8 +254,8 @@ class _Problem:
             m, illegal = _contested.collect(
                 self.scores,
                 self.mask,
-                low,
-                high,
+                self.prices,
+                radius,
                 start,
                 stop,
                 1,
@@ -321,26 +299,16 @@ class _Problem:
         if row >= 0:
             raise illegal_scores(self.scores, self.capacity, self.top_k, row, self.index)
 
-    def _flow(self, contested: Contested, settled: Settled) -> tuple[int, Flags, Flags]:
-        held, inside = np.empty(len(contested.cols), np.bool_), np.empty(len(self.prices), np.bool_)
-        need, first, cols, vals = contested.need, contested.first, contested.cols, contested.vals
-        room = self.slots - settled.counts
-        stuck, chains = _flow.exact_flow(need, first, cols, vals, room, self.prices, held, inside)
-        self.log.append(f"flow, {len(contested.rows)} rows: {chains} chains")
-        return stuck, held, inside
-
-    def _solve_listed(self, contested: Contested, settled: Settled) -> tuple[Contested, Flags]:
-        """Chains alone, with all candidates: the last resort."""
-        stuck, held, _ = self._flow(contested, settled)
+    def _solve_listed(self) -> tuple[float, float]:
+        """Chains alone, with all candidates: the last resort. Returns the value and what rows miss."""
+        lists, _ = self._collect(None)
+        held, inside = np.empty(len(lists.cols), np.bool_), np.empty(len(self.prices), np.bool_)
+        stuck, chains = _flow.exact_flow(*lists[1:], self.slots, self.prices, held, inside)
+        self.log.append(f"all rows: {chains} chains")
+        _books.take_held(lists.rows, lists.need, lists.first, lists.cols, held, self.z)
         if stuck >= 0:
-            _books.take_held(contested.rows, contested.need, contested.first, contested.cols, held, self.z)
             raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
-        return contested, held
-
-    def _finish(self, contested: Contested, held: Flags) -> tuple[float, float, bool]:
-        """Returns the value, what rows miss, and whether that is rounding."""
-        rows, need, first, cols, _ = contested
-        return _books.prove(self.scores, rows, need, first, cols, held, self.capacity, self.prices, self.z)
+        return _books.prove(self.scores, lists.rows, self.capacity, self.prices, self.z)[:2]
 
 
 def _join(parts: list[Contested]) -> Contested:

@@ -48,7 +48,7 @@ class SurrogateLoss:
         task: the plain mean of the token losses that count, detached.
         balance: the sum of the balance losses of all layers, detached.
         readout: the sum of the readouts' losses, detached, which is gradient and no value of `loss`; None without.
-<<<<<<< HEAD
+        critic: the same of the critics' squared errors; None without critics that learn.
 
     Example:
         >>> import equipoise as eq
@@ -58,9 +58,6 @@ class SurrogateLoss:
         >>> parts = eq.nn.Surrogate().parts(losses, routings)
         >>> torch.allclose(parts.loss, parts.task + parts.balance), parts.readout
         (True, None)
-=======
-        critic: the same of the critics' squared errors; None without critics that learn.
->>>>>>> lm
     """
 
     loss: Float[Tensor, ""]

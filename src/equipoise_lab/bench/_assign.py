@@ -31,6 +31,8 @@ SIZE_LIMITS: Mapping[Size, tuple[float | None, float]] = {
     (65536, 64): (None, 2.2),
     (65536, 256): (None, 2.0),
 }
+# With K experts a row, at every size: the same against OR-tools and torch.topk.
+SEVERAL_LIMIT = (30.0, 5.0)
 # Any family, tight or with slack, in multiples of torch.argmax at the robust size.
 FAMILY_LIMIT = 60.0
 # An exact result has a gap of at most this, relative to the larger of |value| and the largest finite |score|.
@@ -44,6 +46,7 @@ class AssignBench:
 
     sizes: tuple[Size, ...]  # problems n x k in order: a solver skips what earlier ones show to exceed the budget
     robust_size: Size  # the problem at which every family is tried
+    several: tuple[tuple[int, int, int], ...]  # problems n x k with K experts a row
     behaviours: tuple[str, ...]  # names of the further checks (threads, memory, start-up, ...) to run
     family: str = "popular"  # of the score matrices of the sizes
     threads: int = 1  # for torch and for us; the peers use one
@@ -68,12 +71,18 @@ _FULL = AssignBench(
         *((16384, 64), (32768, 64), (65536, 64), (65536, 256), (262144, 64)),
     ),
     robust_size=(16384, 64),
+    several=((16384, 64, 2), (16384, 64, 8), (65536, 128, 2), (65536, 128, 8)),
     behaviours=("growth", "batch", "warm-start", "threads", "memory", "first-call", "import"),
 )
-_QUICK_SIZES = ((1024, 64), (4096, 16), (4096, 64), (16384, 64))
 ASSIGN_RECIPES = {
     "full": _FULL,
-    "quick": replace(_FULL, sizes=_QUICK_SIZES, behaviours=("batch", "first-call", "import"), budget=2.0),
+    "quick": replace(
+        _FULL,
+        sizes=((1024, 64), (4096, 16), (4096, 64), (16384, 64)),
+        several=((16384, 64, 2), (16384, 64, 8)),
+        behaviours=("batch", "first-call", "import"),
+        budget=2.0,
+    ),
 }
 
 

@@ -27,6 +27,7 @@ from equipoise_lab.bench._assign import (
 from equipoise_lab.bench._behaviour import BEHAVIOURS, behaviour_key, behaviour_steps
 from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Size, Step
 from equipoise_lab.bench._families import FAMILIES
+from equipoise_lab.bench._several import several_steps, several_table, several_verdicts, times_faster_with, times_topk
 from equipoise_lab.bench._solvers import OURS, SOLVERS, Solver
 from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio_text
 
@@ -84,8 +85,8 @@ def _times_ours(records: Records, size: Size, solver: str) -> float | None:
 
 def verdicts(bench: AssignBench, records: Records) -> list[Verdict]:
     """Holds every figure of a run against its limit, as far as its sizes and behaviours touch one."""
-    found = [*_size_verdicts(bench, records), *_family_verdicts(records), *_behaviour_verdicts(bench, records)]
-    return judge(found, when=bench.judged)
+    sizes = [*_size_verdicts(bench, records), *several_verdicts(bench, records)]
+    return judge([*sizes, *_family_verdicts(records), *_behaviour_verdicts(bench, records)], when=bench.judged)
 
 
 def _size_verdicts(bench: AssignBench, records: Records) -> Iterator[Verdict]:
@@ -147,11 +148,19 @@ def summary(bench: AssignBench, records: Records) -> dict[str, Any]:
         }
         for size in bench.sizes
     ]
-    return {"ratios": ratios, "limits": [asdict(verdict) for verdict in verdicts(bench, records)]}
+    several = [
+        {
+            **dict(zip(("n", "k", "top_k"), point, strict=True)),
+            "times_faster_than_ortools": times_faster_with(records, point),
+            "times_topk": times_topk(records, point),
+        }
+        for point in bench.several
+    ]
+    return {"ratios": ratios, "several": several, "limits": [asdict(verdict) for verdict in verdicts(bench, records)]}
 
 
 def _tables(bench: AssignBench, records: Records) -> list[Table]:
-    return [_grid_table(bench, records), _family_table(bench, records), _limit_table(bench, records)]
+    return [make(bench, records) for make in (_grid_table, several_table, _family_table, _limit_table)]
 
 
 def _grid_table(bench: AssignBench, records: Records) -> Table:
@@ -267,7 +276,7 @@ def _set_axes(axes: Axes, bench: AssignBench, rows: list[int]) -> None:
 
 
 def _steps(bench: AssignBench) -> list[Step]:
-    return [*grid_steps(bench), *behaviour_steps(bench)]
+    return [*grid_steps(bench), *several_steps(bench), *behaviour_steps(bench)]
 
 
 ASSIGN = Benchmark(name="assign", recipes=ASSIGN_RECIPES, steps=_steps, tables=_tables, summary=summary, draw=_draw)

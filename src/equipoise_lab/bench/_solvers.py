@@ -37,7 +37,7 @@ class Prepared:
     """A problem in a solver's own form: `call` is timed, `read` turns what it returned into z."""
 
     call: Callable[[], Any]
-    read: Callable[[Any], Int[Tensor, " n"]]
+    read: Callable[[Any], Int[Tensor, "..."]]
 
 
 def _linear(n: int, k: int) -> float:
@@ -91,7 +91,8 @@ def _pot(scores: Float[Tensor, "n k"]) -> Prepared:
     )
 
 
-def _ortools(scores: Float[Tensor, "n k"]) -> Prepared:
+def prepare_flow(scores: Float[Tensor, "n k"], top_k: int = 1) -> Prepared:
+    """Puts scores into the form of OR-tools' min-cost flow, with K experts a row; z is [n], or [n, K] for K > 1."""
     from ortools.graph.python import min_cost_flow
 
     n, k = scores.shape
@@ -101,7 +102,7 @@ def _ortools(scores: Float[Tensor, "n k"]) -> Prepared:
     tails, heads = row.int().numpy(), (expert + n).int().numpy()
     capacity = np.ones(len(tails), dtype=np.int64)
     nodes = np.arange(n + k, dtype=np.int32)
-    supply = np.concatenate([np.ones(n, dtype=np.int64), np.full(k, -(n // k), dtype=np.int64)])
+    supply = np.concatenate([np.full(n, top_k, dtype=np.int64), np.full(k, -(top_k * n // k), dtype=np.int64)])
 
     def call() -> Any:
         flow: Any = min_cost_flow.SimpleMinCostFlow()  # its stubs misstate the arrays' types
@@ -112,10 +113,10 @@ def _ortools(scores: Float[Tensor, "n k"]) -> Prepared:
             raise RuntimeError(f"OR-tools ended with status {status}")
         return flow, arcs
 
-    def read(result: Any) -> Int[Tensor, " n"]:
+    def read(result: Any) -> Int[Tensor, "..."]:
         flow, arcs = result
-        used = torch.from_numpy(flow.flows(arcs)) == 1
-        return torch.empty(n, dtype=torch.int64).scatter_(0, row[used], expert[used])
+        used = torch.from_numpy(flow.flows(arcs)) == 1  # arcs are in the order of the rows
+        return expert[used].reshape([n] if top_k == 1 else [n, top_k])
 
     return Prepared(call=call, read=read)
 
@@ -168,7 +169,7 @@ SOLVERS: tuple[Solver, ...] = (
         package="ortools",
         growth=_pivoting,
         relative_tolerance=1.0 / _INTEGER_RANGE,
-        prepare=_ortools,
+        prepare=prepare_flow,
     ),
     Solver(
         name="scipy",

@@ -109,13 +109,8 @@ def _compare_models(
 ) -> None:
     from dataclasses import replace
 
-<<<<<<< HEAD
     from equipoise_lab.cli._progress import print_paths, run_with_bar, typed_command
-    from equipoise_lab.compare.lm import LanguageModels, compare_models, model_tables, quick_language_models
-=======
-    from equipoise_lab.cli._training import print_paths, run_with_bar, typed_command
     from equipoise_lab.compare.lm import LanguageModels, compare_models, model_tables, quick_language_models, read_tuned
->>>>>>> lm
 
     del task
     settings = changes.pop("settings", None)

@@ -12,7 +12,13 @@ from equipoise_lab.cli import main
 
 ASSIGN = BENCHMARKS["assign"]
 TINY = replace(
-    ASSIGN.recipes["quick"], sizes=((64, 4), (128, 64)), robust_size=(64, 4), behaviours=(), repeats=1, budget=5.0
+    ASSIGN.recipes["quick"],
+    sizes=((64, 4), (128, 64)),
+    several=((64, 8, 2),),
+    robust_size=(64, 4),
+    behaviours=(),
+    repeats=1,
+    budget=5.0,
 )
 
 
@@ -31,19 +37,28 @@ def test_run_measures_checks_and_writes(tmp_path: Path) -> None:
             if log.records[f"grid/{ratio['n']}x{ratio['k']}/{name}"].status == "measured":
                 assert ratio["gap_per_row"][name] == pytest.approx(0.0, abs=1e-9)
 
+    (several,) = stored["several"]
+    assert (several["n"], several["k"], several["top_k"]) == (64, 8, 2)
+    assert several["times_topk"] > 0
+    if log.records["several/64x8/K2/ortools"].status == "measured":
+        assert several["times_faster_than_ortools"] > 0
+
 
 def test_plan_covers_every_solver_size_and_family() -> None:
     keys = [step.key for step in ASSIGN.steps(ASSIGN.recipes["full"])]
     assert len(set(keys)) == len(keys)
     for n, k in SIZE_LIMITS:
         assert {f"grid/{n}x{k}/{solver.name}" for solver in SOLVERS} <= set(keys)
+    for n, k in ((16384, 64), (65536, 128)):
+        assert {f"several/{n}x{k}/K{top_k}/{name}" for top_k in (2, 8) for name in ("topk", "ortools")} <= set(keys)
 
 
 def test_missing_peer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     log = Log(ASSIGN, TINY, tmp_path)
-    step = next(step for step in log.steps if step.key == "grid/64x4/pot")
-    assert log.run(step).status == "not installed"
+    for key in ("grid/64x4/pot", "several/64x8/K2/ortools"):
+        step = next(step for step in log.steps if step.key == key)
+        assert log.run(step).status == "not installed"
 
 
 def test_budget_is_said(tmp_path: Path) -> None:
@@ -89,4 +104,6 @@ def test_command_prints_tables_and_resumes(
         out = capsys.readouterr().out
         assert "Balanced assignment, popular scores" in out
         assert "Every family at 64 x 4" in out
+        assert "K experts a row" in out
+        assert "64 x 8, K = 2: times faster than OR-tools" in out
         assert "bench-assign.json" in out

@@ -4,8 +4,9 @@ import itertools
 import pytest
 import torch
 
+import equipoise as eq
 from equipoise_lab.bench._families import draw_scores
-from equipoise_lab.bench._solvers import SOLVERS, Solver
+from equipoise_lab.bench._solvers import SOLVERS, Solver, prepare_flow
 
 BALANCING = [solver for solver in SOLVERS if solver.role != "floor"]
 
@@ -33,6 +34,17 @@ def test_solver_is_balanced_and_as_good_as_it_claims(solver: Solver, family: str
         if solver.exact:
             largest = scores[scores.isfinite()].abs().max().item()
             assert value == pytest.approx(best, abs=6 * solver.relative_tolerance * largest)
+
+
+def test_min_cost_flow_gives_each_row_several_experts() -> None:
+    pytest.importorskip("ortools")
+    scores = draw_scores("gumbel", 8, 4, seed=0)
+    prepared = prepare_flow(scores, top_k=2)
+    z = prepared.read(prepared.call())
+    assert torch.bincount(z.flatten(), minlength=4).tolist() == [4, 4, 4, 4]
+    assert (z[:, 0] != z[:, 1]).all()
+    value = float(eq.assign(scores, top_k=2).value)
+    assert float(scores.double().gather(1, z).sum()) == pytest.approx(value, abs=1e-5)
 
 
 def test_floor_takes_the_largest_score() -> None:

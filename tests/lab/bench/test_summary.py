@@ -10,6 +10,7 @@ from equipoise_lab.bench._assign_report import gap_per_row, is_exact, summary, t
 from equipoise_lab.bench._behaviour import behaviour_key
 from equipoise_lab.bench._benchmark import over_budget
 from equipoise_lab.bench._families import FAMILIES
+from equipoise_lab.bench._several import several_key, times_faster_with, times_topk
 from equipoise_lab.bench._solvers import SOLVERS
 
 SIZE = (4096, 64)
@@ -31,6 +32,9 @@ def made_up(ours: float = 0.001) -> dict[str, Measurement]:
         records[grid_key(size, "pot")] = measured(0.2, ours=ours)
         records[grid_key(size, "ortools")] = measured(0.15, ours=ours)
         records[grid_key(size, "scipy")] = Measurement(status="skipped", note="about 20 s expected, budget 10 s")
+    for point in BENCH.several:
+        records[several_key(point, "topk")] = measured(0.0005, ours=ours)
+        records[several_key(point, "ortools")] = measured(0.15, ours=ours)
     figures = {"argmax": 0.001, "tight": ours, "slack": ours * 1.2, "tight_gap": 0.0, "slack_gap": 1e-12}
     records |= {family_key(name): Measurement(seconds=ours, figures=figures) for name in FAMILIES}
     for name in BENCH.behaviours:
@@ -47,6 +51,8 @@ def test_slow_solver_fails_the_speed_limits() -> None:
     assert "4,096 x 64: times faster than the better exact peer" in failed
     assert "65,536 x 256: times torch.argmax" in failed
     assert "rank-2, tight: times torch.argmax" in failed
+    assert "16,384 x 64, K = 8: times torch.topk" in failed
+    assert "65,536 x 128, K = 2: times faster than OR-tools" in failed
 
 
 @pytest.mark.parametrize("name", BENCH.behaviours)
@@ -68,6 +74,8 @@ def test_ratios() -> None:
     records = made_up()
     assert times_faster(records, SIZE) == pytest.approx(150.0)
     assert times_floor(records, SIZE) == pytest.approx(2.0)
+    assert times_faster_with(records, (16384, 64, 2)) == pytest.approx(150.0)
+    assert times_topk(records, (16384, 64, 2)) == pytest.approx(2.0)
 
 
 def test_a_ratio_is_of_times_in_turns() -> None:
@@ -113,6 +121,8 @@ def test_failed_measurement_is_not_a_time() -> None:
     records[grid_key(SIZE, "primal-dual")] = Measurement(status="failed", seconds=1e-6, note="not balanced")
     assert times_floor(records, SIZE) is None
     assert times_faster(records, SIZE) is None
+    records[several_key((16384, 64, 2), "ortools")] = Measurement(status="failed", seconds=1e-6, note="another value")
+    assert times_faster_with(records, (16384, 64, 2)) is None
 
 
 FAILED = {key: Measurement(status="failed", note="gave up") for key in made_up()}

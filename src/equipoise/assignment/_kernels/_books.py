@@ -140,13 +140,22 @@ def compile_rare(dtype: "np.dtype[np.floating[Any]]") -> None:
 
 
 @jit
-def total_value(scores: Scores, z: Ints, prices: Floats) -> tuple[float, float]:
-    """The sum of the scores assigned and the largest of them; orders each row's experts, best offer first."""
-    top_k, value, largest = z.shape[1], 0.0, 0.0
+def total_value(scores: Scores, z: Ints) -> tuple[float, float]:
+    """The sum of the scores assigned and the largest of them."""
+    value, largest = 0.0, 0.0
     for i in range(z.shape[0]):
-        if z[i, 0] < 0:
-            continue
-        for t in range(top_k):
+        for t in range(z.shape[1] if z[i, 0] >= 0 else 0):
+            score = np.float64(scores[i, z[i, t]])
+            value += score
+            largest = max(largest, abs(score))
+    return value, largest
+
+
+@jit
+def order_offers(scores: Scores, z: Ints, prices: Floats) -> None:
+    """Orders each row's experts: the best offer first, and of equal ones the first expert."""
+    for i in range(z.shape[0]):
+        for t in range(1, z.shape[1] if z[i, 0] >= 0 else 0):
             j, u = z[i, t], t
             offer = np.float64(scores[i, j]) - prices[j]
             while u > 0:
@@ -157,10 +166,6 @@ def total_value(scores: Scores, z: Ints, prices: Floats) -> tuple[float, float]:
                 z[i, u] = other
                 u -= 1
             z[i, u] = j
-            score = np.float64(scores[i, j])
-            value += score
-            largest = max(largest, abs(score))
-    return value, largest
 
 
 @jit
@@ -179,27 +184,23 @@ def close_prices(scores: Scores, z: Ints, capacity: Counts, prices: Floats) -> N
 
 
 @jit
-def prove(
-    scores: Scores,
-    rows: Ints,
-    need: Ints,
-    first: Counts,
-    cols: Ints,
-    held: Flags,
-    capacity: Counts,
-    prices: Floats,
-    z: Ints,
-) -> tuple[float, float, bool]:
-    """Completes z by what contested rows hold and brings prices to rest.
+def prove(scores: Scores, rows: Ints, capacity: Counts, prices: Floats, z: Ints) -> tuple[float, float, bool]:
+    """Brings prices to rest and sums what rows miss at these prices.
+
+    Args:
+        scores: [n, k].
+        rows: [m], all rows but those that are known to miss nothing.
+        capacity: [k].
+        prices: [k], changed in place.
+        z: [n, K].
 
     Returns:
-        The value; what the contested rows miss at these prices, of all experts; and whether that is rounding.
+        The value; what the rows miss, of all experts; and whether that is rounding.
     """
     counts = np.empty(prices.shape[0], np.int64)
-    take_held(rows, need, first, cols, held, z)
     count_rows(z, counts)
     rest_prices(prices, counts, capacity)
-    value, largest = total_value(scores, z, prices)
+    value, largest = total_value(scores, z)
     close_prices(scores, z, capacity, prices)
     regret = missed(scores, rows, z, prices)
     return value, regret, regret <= ENOUGH * max(abs(value), largest)
@@ -220,10 +221,13 @@ def can_start(capacity: Counts, mask: Flags, masked: bool, prices: Floats, top_k
 
 
 @jit
-def close_books(z: Ints, capacity: Counts, prices: Floats, out: Counts, counts: Counts, gap: Floats) -> None:
-    """Writes z with k for "no expert", counts rows, and adds what free slots cost to the gaps."""
+def close_books(
+    scores: Scores, z: Ints, capacity: Counts, prices: Floats, out: Counts, counts: Counts, gap: Floats
+) -> None:
+    """Writes z with the best offer first and k for "no expert", counts rows, adds what free slots cost to the gaps."""
     k = capacity.shape[1]
     for b in range(z.shape[0]):
+        order_offers(scores[b], z[b], prices[b])
         for i in range(z.shape[1]):
             for t in range(z.shape[2]):
                 j = z[b, i, t]

@@ -88,6 +88,20 @@ def largest_offers(row: Scores, prices: Scores, top: Scores) -> bool:
     return True
 
 
+@jit
+def best_left_out(row: Scores, prices: Scores, marks: Any, top: Scores) -> float:
+    """The last of the largest offers of the experts that are marked, as many as `top` has room for."""
+    top[:] = -np.inf
+    for word in range(marks.shape[0]):
+        bits = marks[word]
+        while bits != 0:
+            j = word * WORD + lowest_bit(bits)
+            bits &= bits - np.uint64(1)
+            if row[j] - prices[j] > top[-1]:
+                insert(top, row[j] - prices[j])
+    return top[-1]
+
+
 @jit_vector
 def least_leads(row: Scores, own: float, line: Scores) -> None:
     """Lowers `line` to the lead of a row's own score over its others, where that is less."""
@@ -99,8 +113,8 @@ def least_leads(row: Scores, own: float, line: Scores) -> None:
 def collect(
     scores: Scores,
     mask: Flags,
-    low: Scores,
-    high: Scores,
+    prices: Floats,
+    radius: Floats,
     start: int,
     stop: int,
     stride: int,
@@ -113,7 +127,7 @@ def collect(
     vals: Scores,
     leads: Scores,
 ) -> tuple[int, int]:
-    """Settles or lists every `stride`-th row from `start` to `stop`, for prices between `low` and `high`.
+    """Settles or lists every `stride`-th row from `start` to `stop`, for prices that may move by the radius.
 
     Writes a settled row's experts, and the certain ones of a contested row, to `z` and counts them in `settled`. `z` is
     [n, K]; rows that are masked get -1.
@@ -125,6 +139,7 @@ def collect(
     """
     k, top_k = scores.shape[1], z.shape[1]
     words = (k + WORD - 1) // WORD
+    low, high = (prices - radius).astype(scores.dtype), (prices + radius).astype(scores.dtype)
     marks, top, held = np.empty(words, np.uint64), np.empty(top_k + 1, scores.dtype), np.empty(top_k, scores.dtype)
     m, entry, illegal = 0, 0, -1
     first[0] = 0
@@ -136,7 +151,7 @@ def collect(
         if top_k == 1:
             floor = best_offer(row, high)
         else:
-            floor = top[top_k - 1] if largest_offers(row, high, top) else scores.dtype.type(np.inf)
+            floor = top[top_k - 1] if largest_offers(row, high, top[:top_k]) else scores.dtype.type(np.inf)
         if not (floor > -np.inf and floor < np.inf):
             illegal = i
             break
@@ -145,8 +160,8 @@ def collect(
             marks[word] = offers_from(row, low, floor, word * WORD)
             count += count_bits(marks[word])
         ceiling = scores.dtype.type(np.inf)
-        if count > top_k > 1 and largest_offers(row, low, top):
-            ceiling = top[top_k]
+        if count > top_k > 1:
+            ceiling = best_left_out(row, low, marks, top)
         taken, begin = 0, entry
         for word in range(words):
             bits = marks[word]

@@ -3,8 +3,8 @@
 # pyright: reportArgumentType=false, reportReturnType=false
 """Prices: Newton steps on the smoothed dual of contested rows, with less and less smoothing.
 
-Legend: k experts, m contested rows; row a of the list has the candidates `first[a]:first[a + 1]` of `cols` and `vals`
-and takes `need[a]` of them. An expert whose price is +inf is closed.
+Legend: k experts, m contested rows; row a of the list is row `rows[a]` of the matrix, has the candidates
+`first[a]:first[a + 1]` of `cols` and `vals` and takes `need[a]` of them. An expert whose price is +inf is closed.
 """
 
 import numpy as np
@@ -130,12 +130,22 @@ def conjugate_gradients(matrix: Floats, right: Floats) -> Floats:
 
 @jit
 def narrow(
-    need: Ints, first: Counts, cols: Ints, vals: Scores, prices: Floats, reach: float, fixed: Floats, counts: Floats
+    rows: Ints,
+    need: Ints,
+    first: Counts,
+    cols: Ints,
+    vals: Scores,
+    prices: Floats,
+    reach: float,
+    fixed: Floats,
+    counts: Floats,
+    z: Ints,
 ) -> int:
     """Drops candidates that are out of reach, in place, and rows that are left without a choice; counts demand.
 
     Args:
-        need: [m], see above.
+        rows: [m], see above.
+        need: [m].
         first: [m + 1].
         cols: [entries].
         vals: [entries].
@@ -143,6 +153,7 @@ def narrow(
         reach: how far an offer may be from the one that decides.
         fixed: [k] what rows without a choice take; those that are dropped are added.
         counts: [k] what all rows take at these prices, written here.
+        z: [n, K] what rows take for certain, completed here.
 
     Returns:
         How many rows are left.
@@ -152,6 +163,18 @@ def narrow(
     begin = first[0]
     for a in range(need.shape[0]):
         end, wanted = first[a + 1], need[a]
+        if end - begin == 2:  # most rows; whether they are contested nobody can foresee: no branch
+            j, t = np.uint32(cols[begin]), np.uint32(cols[begin + 1])
+            lead = (vals[begin] - prices[j]) - (vals[begin + 1] - prices[t])
+            near, ahead = abs(lead) <= reach, j if lead >= 0 else t
+            cols[entry], vals[entry], cols[entry + 1], vals[entry + 1] = j, vals[begin], t, vals[begin + 1]
+            rows[m], need[m] = rows[a], 1
+            z[rows[a], z.shape[1] - 1] = ahead
+            fixed[ahead] += 1 - near
+            open_demand[ahead] += near
+            m, entry, begin = m + near, entry + 2 * near, end
+            first[m] = entry
+            continue
         best = top[: wanted + 1]
         best[:] = -np.inf
         for e in range(begin, end):
@@ -172,6 +195,7 @@ def narrow(
             room -= takes
             if (not contested and takes) or offer > high:
                 fixed[j] += 1.0
+                z[rows[a], z.shape[1] - left] = j
                 left -= 1
             elif contested and offer >= low:
                 open_demand[j] += takes
@@ -179,7 +203,7 @@ def narrow(
                 entry += 1
         begin = end
         if entry > start:
-            need[m] = left
+            rows[m], need[m] = rows[a], left
             m += 1
             first[m] = entry
     for j in range(k):
@@ -202,6 +226,7 @@ def misplaced(counts: Floats, target: Floats, prices: Floats, near: float) -> fl
 
 @jit
 def descend(
+    rows: Ints,
     need: Ints,
     first: Counts,
     cols: Ints,
@@ -215,17 +240,19 @@ def descend(
     goal: float,
     reach: float,
     deviation: Floats,
-) -> tuple[int, float]:
+    z: Ints,
+) -> tuple[int, float, int]:
     """Newton steps on contested rows with less and less smoothing, until counts are within `goal` rows of balance.
 
-    Changes the prices, and the lists, from which rows that the smoothing no longer reaches are dropped.
+    Changes the prices, and the lists: rows that the smoothing no longer reaches take their best offers for certain.
 
     Args:
-        need: [m], see above.
+        rows: [m], see above.
+        need: [m].
         first: [m + 1].
         cols: [entries].
         vals: [entries].
-        fixed: [k] what settled rows and certain offers take.
+        fixed: [k] what settled rows and certain offers take; what is certain now is added.
         target: [k] what all rows and free slots are to take.
         free: the number of free slots.
         prices: [k].
@@ -234,14 +261,15 @@ def descend(
         goal: how many rows may be misplaced in the end.
         reach: candidates that trail by more than so many mu are dropped when mu falls.
         deviation: [k], by how much a price is uncertain because counts are: written here.
+        z: [n, K] what rows take for certain, completed here.
 
     Returns:
-        How it ended, and the last mu.
+        How it ended, the last mu, and how many rows are left in the lists.
     """
     k = prices.shape[0]
     demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
     stays, tied, excess, steps, slope = 0, 0, np.inf, 0, 0.0
-    rows, last, status = target.sum() - free, np.inf, FAILED
+    wanted, last, status = target.sum() - free, np.inf, FAILED
     while True:
         demand[:] = fixed
         pairs[:] = 0.0
@@ -275,19 +303,19 @@ def descend(
         for j in range(k):
             prices[j] += step[j]
             slope += (demand[j] - target[j]) * step[j]
-        if length > LONG or wrong > 0.1 * rows:
+        if length > LONG or wrong > 0.1 * wanted:
             if stays < MOST_STAYS:
                 continue
             break
         before = first[need.shape[0]]
-        m = narrow(need, first, cols, vals, prices, reach * mu / 4, fixed, counts)
-        need, first = need[:m], first[: m + 1]
+        m = narrow(rows, need, first, cols, vals, prices, reach * mu / 4, fixed, counts, z)
+        rows, need, first = rows[:m], need[:m], first[: m + 1]
         excess = misplaced(counts, target, prices, STEP * mu if free > 0 else -1.0)
         tied = tied + 1 if excess > 0.9 * last and first[m] > 0.9 * before else 0
         last = excess
         if excess <= goal or m == 0 or tied == MOST_TIED or mu / 4 < least:
-            status = TIED if excess > max(goal, rows / 8) else REACHED
+            status = TIED if excess > max(goal, wanted / 8) else REACHED
             break
         mu /= 4 if stays == 1 else 2
         stays = 0
-    return status, mu
+    return status, mu, need.shape[0]

@@ -47,11 +47,11 @@ def solve_small(
             for j in range(k):
                 prices[b, j] = np.inf if capacity[b, j] == 0 else prices[b, j]
             stuck, _ = exact_flow(need[:m], first[: m + 1], cols, vals, capacity[b], prices[b], held, inside)
+            take_held(rows[:m], need, first, cols, held, z[b])
             if stuck >= 0:
                 status[b] = n + stuck
-                take_held(rows[:m], need, first, cols, held, z[b])
                 break
-            value[b], gap[b], proved = prove(scores[b], rows[:m], need, first, cols, held, capacity[b], prices[b], z[b])
+            value[b], gap[b], proved = prove(scores[b], rows[:m], capacity[b], prices[b], z[b])
             if attempt > 0 or proved:
                 break
             prices[b] = 0.0  # a start so far off that rounding swallowed the scores: once more without it

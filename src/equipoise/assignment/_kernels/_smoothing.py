@@ -24,7 +24,7 @@ import numpy as np
 
 from equipoise._core._jit import jit, jit_vector
 from equipoise._core._vector import larger, smaller
-from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, best_offer
+from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, best_offer, insert
 
 # A share is 0 where an offer trails by more than this many mu.
 REACH = 15.0
@@ -71,12 +71,10 @@ def shares(offers: Floats, width: int, need: int, mu: float, x: Floats, weight: 
         worst = min(worst, offers[t])
     # The threshold lies where shares cross one half; safeguarded Newton, to a hundredth of a row.
     low, high = worst - REACH * mu, best + REACH * mu
-    for t in range(width):  # x serves to sort
-        u = t
-        while u > 0 and x[u - 1] < offers[t]:
-            x[u] = x[u - 1]
-            u -= 1
-        x[u] = offers[t]
+    x[: need + 1] = -np.inf
+    for t in range(width):  # x serves to find the largest
+        if offers[t] > x[need]:
+            insert(x[: need + 1], offers[t])
     threshold, total = 0.5 * (x[need - 1] + x[need]), 0.0
     for _ in range(20):
         taken, total = 0.0, 0.0

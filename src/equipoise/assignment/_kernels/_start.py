@@ -13,8 +13,8 @@ from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints
 from equipoise.assignment._kernels._newton import REACHED, TIED, descend, misplaced
 from equipoise.assignment._kernels._smoothing import REACH, open_with_sinkhorn
 
-# Rows of the first sample, for each expert and at least; each next sample has four times as many.
-SAMPLE_ROWS, LEAST_SAMPLE, FINER = 16, 1024, 4
+# Rows of the first sample for each expert; and how many times as many the next one has.
+SAMPLE_ROWS, FINER = 16, 4
 # How far a price may still move: this part of the largest of k normal errors, sqrt(2 log k) standard deviations of what
 # the rows that were asked leave unknown of a price.
 RADIUS = 0.7
@@ -23,7 +23,7 @@ ACCEPTED = 1.5
 # Rows that tell how far offers differ.
 SPREAD_ROWS = 64
 # Smoothing, as a part of the radius of the candidates: what is further away has next to no share.
-FIRST_MU = 1 / 6
+FIRST_MU = 1 / 3
 # Besides how a descent ends: scores less prices are not finite.
 OVERFLOWED = 3
 # Where the prices come from.
@@ -33,7 +33,7 @@ EQUAL, GIVEN, FOUND = 0, 1, 2
 @jit
 def first_stride(n: int, k: int) -> int:
     """The stride of the first sample."""
-    return max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE))
+    return max(1, n // (SAMPLE_ROWS * k))
 
 
 @jit
@@ -91,11 +91,11 @@ def descend_on_sample(
     rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
     cols, vals = np.empty(size * k, np.int32), np.empty(size * k, kind)
     counts, leads = np.zeros(k, np.int64), np.zeros((k, k), kind)
-    low, high = (prices - radius).astype(kind), (prices + radius).astype(kind)
-    m, illegal = collect(scores, mask, low, high, 0, n, stride, z, counts, rows, need, first, cols, vals, leads)
+    m, illegal = collect(scores, mask, prices, radius, 0, n, stride, z, counts, rows, need, first, cols, vals, leads)
     if illegal >= 0:
         return OVERFLOWED
-    status, _ = descend(
+    status, _, _ = descend(
+        rows[:m],
         need[:m],
         first[: m + 1],
         cols,
@@ -109,6 +109,7 @@ def descend_on_sample(
         goal,
         REACH,
         deviation,
+        z,
     )
     prices -= prices.min()
     return status
@@ -151,11 +152,11 @@ def start_prices(
     for j in range(k):
         prices[j] = np.inf if capacity[j] == 0 else 0.0
         given[j] += prices[j]
-    origin = EQUAL
-    if not accepts(scores, mask, stride, top_k, target, free, rows, prices):
+    origin, fine = EQUAL, max(1, stride // FINER)  # a survey is cheap: the more rows, the less is left to chance
+    if not accepts(scores, mask, fine, top_k, target, free, rows, prices):
         origin = FOUND
         given -= given.min()
-        if warm and accepts(scores, mask, stride, top_k, target, free, rows, given):
+        if warm and accepts(scores, mask, fine, top_k, target, free, rows, given):
             prices[:] = given
             origin = GIVEN
     mu = spread(scores, mask, prices, top_k) / 2
@@ -165,7 +166,8 @@ def start_prices(
         radius[:] = 0.0
         return TIED, origin
     if origin == FOUND:
-        open_with_sinkhorn(scores, mask, stride, top_k, target / stride, free / stride, prices, mu)
+        coarse = FINER * stride  # a few rows an expert are enough to bring prices near
+        open_with_sinkhorn(scores, mask, coarse, top_k, target / coarse, free / coarse, prices, mu)
     mu /= 4
     radius[:] = 3 * mu
     while True:
