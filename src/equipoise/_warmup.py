@@ -66,15 +66,8 @@ def _groups(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "small problems", lambda: assign(small)
     yield "large problems", lambda: _cold_and_warm(large)
     yield "hard problems", lambda: [_cold_and_warm(scores) for scores in _hard(normal)]
-    yield "rare turns", lambda: _rare_kernels(dtype)
     yield "conditional values", lambda: _conditionals(small)
     yield "sampling", lambda: sample_gumbel_matching(small, normal(*_SMALL))
-
-
-def _rare_kernels(dtype: torch.dtype) -> None:
-    from equipoise.assignment._kernels._books import compile_rare  # not above: it loads the compiler
-
-    compile_rare(torch.empty(0, dtype=dtype).numpy().dtype)
 
 
 def _sample_pairs(logits: Tensor, noise: Tensor) -> None:
