@@ -80,17 +80,16 @@ def rule_list() -> str:
     Example:
         >>> print("\n".join(rule_list().splitlines()[:2]))
         1. **With REINFORCE, Sample and Sample Skip IW solve the task at every temperature >= 1.**
-           - Sample solves at every temperature >= 1
+            - Sample solves at every temperature >= 1
     """
     lines: list[str] = []
     # Rules do not depend on results; only their grades do.
     for claim in judge([], {}):
-        lead = f"{claim.number}. "
-        lines.append(f"{lead}**{_escape(claim.title)}**")
+        lines.append(f"{claim.number}. **{_escape(claim.title)}**")
         for part in claim.parts:
             if part.baseline == "none":  # the same rules once more
                 continue
-            lines.append(f"{' ' * len(lead)}- {'' if part.core else 'secondary: '}{_escape(part.rule)}")
+            lines.append(f"    - {'' if part.core else 'secondary: '}{_escape(part.rule)}")
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.assignment import _primal_dual
-from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _smoothing
+from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _smoothing, _solve
 from support.families import FAMILIES, draw_scores
 
 N, K = 3000, 12
@@ -117,10 +117,12 @@ def test_flow_from_any_prices_ends_at_an_optimum(top_k: int, slack: float) -> No
     p = problem(scores, top_k, slack)
     for start in (np.zeros(6), np.arange(6.0), np.array([0.0, 0.0, 3.0, 0.0, 3.0, 1.0])):
         p.prices[:] = start
-        contested, settled = p._collect(None)
-        stuck, held, _ = p._flow(contested, settled)
+        lists, _ = p._collect(None)
+        held, inside = np.empty(len(lists.cols), np.bool_), np.empty(6, np.bool_)
+        stuck, _ = _flow.exact_flow(*lists[1:], p.slots, p.prices, held, inside)
         assert stuck < 0
-        _, missed, proved = p._finish(contested, held)
+        _books.take_held(*lists[:4], held, p.z)
+        _, missed, proved = _books.prove(p.scores, lists.rows, p.capacity, p.prices, p.z)
         assert proved, missed
 
 
@@ -135,7 +137,7 @@ def test_flow_says_who_is_shut_in() -> None:
 
 
 def passes(p: _primal_dual._Problem) -> int:
-    return sum("flow" in line for line in p.log)
+    return sum("chains" in line for line in p.log)
 
 
 @pytest.mark.parametrize("slack", [1.0, 1.25])
@@ -146,6 +148,28 @@ def test_usual_problems_take_one_pass_and_few_chains(seed: int, slack: float) ->
     p.solve(warm=False)
     assert passes(p) <= 2
     assert int(p.log[-1].split()[-2]) <= 256  # of 8192 rows
+
+
+@pytest.mark.parametrize("top_k", [1, 4])
+@pytest.mark.parametrize("slack", [1.0, 1.25])
+def test_newton_steps_leave_few_rows_to_chains(slack: float, top_k: int) -> None:
+    """And the rows that they drop hold what they take for certain: with what chains find, the whole is optimal."""
+    scores = draw_scores("gumbel", 8192, 16, seed=5) + torch.randn(16, generator=torch.Generator().manual_seed(5))
+    p = problem(scores, top_k, slack)
+    radius, status = p._start(warm=False)
+    assert status == _newton.REACHED
+    contested, settled = p._collect(radius)
+    ended, _, _, _, few = _solve.solve_contested(
+        p.scores, *contested, *settled, p.capacity, p.slots, p.free, radius.mean() / 3, p.prices, radius, p.z
+    )
+    assert ended == _solve.PROVED
+    assert few < len(contested.rows) / 4
+    counts = np.bincount(p.z.ravel(), minlength=16)
+    assert (counts <= p.capacity).all()
+    offers = scores.double().numpy() - p.prices
+    held = np.take_along_axis(offers, p.z.astype(np.int64), 1)
+    missed = np.sort(offers, 1)[:, ::-1][:, :top_k].sum() - held.sum() + ((p.capacity - counts) * p.prices).sum()
+    assert missed == pytest.approx(0.0, abs=1e-8)
 
 
 def test_equal_prices_and_a_warm_start_are_used_where_a_sample_accepts_them() -> None:

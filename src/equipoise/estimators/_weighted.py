@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from equipoise._core import reads_values
+from equipoise.ops import weigh_rows
 from equipoise.sampling import Sample
 
 
@@ -40,7 +41,12 @@ def weighted_mean(
     """
     given = [x for x in (losses, weight, log_prob, advantage) if x is not None]
     plain = s.mask is None and s.log_q.shape[-1] == 2 and losses.dtype in (torch.float32, torch.float64)
-    if not plain or losses.numel() == 0 or any(x.dtype != losses.dtype for x in given) or not reads_values(*given):
+    if (
+        not plain
+        or losses.numel() == 0
+        or any(x.dtype != losses.dtype for x in given)
+        or not reads_values(*given, s.kept)
+    ):
         return None
     return _WeightedMean.apply(losses, log_prob, weight, advantage, s.kept)  # pyright: ignore[reportReturnType]
 
@@ -52,15 +58,10 @@ class _WeightedMean(Function):
     def forward(
         ctx: Any, losses: Tensor, log_prob: Tensor | None, weight: Tensor, advantage: Tensor | None, kept: Tensor
     ) -> Tensor:
-        from equipoise.estimators._kernels._weighted import weigh
-
-        n = losses.shape[-1]
-        own, terms, score = (torch.empty(losses.shape, dtype=losses.dtype) for _ in range(3))
-        given = (weight, kept, losses, losses if advantage is None else advantage)
-        weigh(*(x.detach().contiguous().numpy().reshape(-1, n) for x in (*given, own, terms, score)))
+        own, terms, score = weigh_rows(weight, kept, losses, losses if advantage is None else advantage)
         ctx.save_for_backward(own, score)
         del log_prob  # its value adds nothing, its gradient is the score
-        return terms.sum(-1) / n
+        return terms.sum(-1) / losses.shape[-1]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:

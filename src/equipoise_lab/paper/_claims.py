@@ -150,25 +150,10 @@ _SHORT = {
     15: "training the ELBO keeps choices deterministic",
     16: "Gumbel noise does as well as Gaussian noise or input jitter",
 }
-_COUNTS = [
-    "No",
-    "One",
-    "Two",
-    "Three",
-    "Four",
-    "Five",
-    "Six",
-    "Seven",
-    "Eight",
-    "Nine",
-    "Ten",
-    "Eleven",
-    "Twelve",
-    "Thirteen",
-    "Fourteen",
-    "Fifteen",
-    "Sixteen",
-]
+_COUNTS = (
+    *("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"),
+    *("Nine", "Ten", "Eleven", "Twelve", "Thirteen", "Fourteen", "Fifteen", "Sixteen"),
+)
 # What the paragraph says of one claim, and of several.
 _SUMMARY = {
     "holds": ("One holds", "{} hold"),

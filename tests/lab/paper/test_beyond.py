@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The goals beyond the paper, on made-up results that must meet them and that must not."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -14,15 +14,10 @@ def make_results(recipe: Paper, solved: dict[tuple[str, float], int], otherwise:
     """Results in which the first so many seeds are solved."""
     return [
         Result(
-            loss=run.loss,
-            variant=run.variant,
-            method=run.method,
-            temperature=run.temperature,
-            seed=run.seed,
-            balance_weight=run.balance_weight,
-            learning_rate=run.learning_rate,
-            baseline=run.baseline,
-            mse=0.01 if (fine := run.seed - 1000 < solved.get((run.method, run.temperature), otherwise)) else 0.5,
+            **asdict(run),
+            mse=0.01
+            if (fine := run.seed - recipe.first_seed < solved.get((run.method, run.temperature), otherwise))
+            else 0.5,
             mse_expected=0.5,
             solved=fine,
         )

@@ -6,8 +6,6 @@
 Legend: n rows, k experts, K experts a row, m contested rows as in `_contested.py`.
 """
 
-from typing import Any
-
 import numpy as np
 
 from equipoise._core._jit import jit, jit_vector
@@ -126,17 +124,6 @@ def open_doors(leads: Scores, prices: Floats, inside: Flags, radius: Floats) -> 
                 if cost <= 2 * least:
                     radius[j] = max(radius[j], cost)
                     radius[t] = max(radius[t], cost)
-
-
-def compile_rare(dtype: "np.dtype[np.floating[Any]]") -> None:
-    """Compiles what only unusual problems need, by calls that change nothing; for `equipoise.warmup`.
-
-    Args:
-        dtype: of the scores.
-    """
-    leads, zeros = np.zeros((2, 2), dtype), np.zeros(2)
-    list_better(leads, zeros, zeros, zeros)
-    open_doors(leads, zeros, np.zeros(2, np.bool_), zeros)
 
 
 @jit

@@ -15,7 +15,7 @@ from equipoise._core._jit import jit
 from equipoise.assignment._kernels._books import list_better, open_doors, prove, settled_for_sure, take_held
 from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores
 from equipoise.assignment._kernels._flow import exact_flow
-from equipoise.assignment._kernels._newton import FAILED, descend
+from equipoise.assignment._kernels._newton import FAILED, REACHED, descend
 from equipoise.assignment._kernels._smoothing import REACH
 
 # How it ends: proved; chains find no room; settled rows have better offers; contested rows have. Or Newton steps fail.
@@ -95,6 +95,7 @@ def solve_contested(
         How it ended, the value, what rows miss, the number of chains, and the rows that Newton steps left.
     """
     k, few, chains = prices.shape[0], rows.shape[0], 0
+    status, value, regret = REACHED, 0.0, 0.0
     inside, before = np.empty(k, np.bool_), prices.copy()
     if mu > 0:
         own_rows, own_need, own_first, own_cols, own_vals = (
@@ -143,11 +144,13 @@ def solve_contested(
         )
         if status == PROVED:
             return PROVED, value, regret, chains, few
+    if mu == 0 or status != BETTER:  # more candidates would not keep settled rows from their better offers
         prices[:] = before
-    room = slots - settled
-    status, value, regret, more = place(
-        scores, rows, rows, need, first, cols, vals, room, leads, capacity, prices, inside, z
-    )
+        room = slots - settled
+        status, value, regret, more = place(
+            scores, rows, rows, need, first, cols, vals, room, leads, capacity, prices, inside, z
+        )
+        chains += more
     if status == STUCK:  # rows that are shut in with an overfull expert need a way out
         open_doors(leads, before, inside, radius)
     elif status == BETTER:
@@ -156,4 +159,4 @@ def solve_contested(
         radius *= 2
     if status != PROVED:
         prices[:] = before
-    return status, value, regret, chains + more, few
+    return status, value, regret, chains, few
