@@ -6,13 +6,14 @@
 A document marks a place by two comments, `<!-- begin verdicts -->` and `<!-- end verdicts -->`. What is between them is
 generated:
 
-- `summary`, the paragraph that sums it up;
+- `summary`, the paragraph that sums it up, and `summary-counts`, the same in one sentence;
 - `verdicts`, a table of claims and verdicts, and `measured`, the same with what was measured;
 - `solved`, the seeds solved with REINFORCE;
 - `rules`, how each claim is judged;
 - `sensitivity`, verdicts under other readings of the paper;
 - `beyond-argmax` and `beyond-expected`, seeds solved beyond the paper; `beyond-goals`, what they say of the goals;
-- `lm-losses`, `lm-differences` and `lm-goals`, what `equipoise compare lm` found.
+- `lm-losses`, `lm-differences` and `lm-goals`, what `equipoise compare lm` found;
+- `lm-lengths`, its losses beside those of a shorter training, and `lm-vocabulary`, those with a larger vocabulary.
 
 All but the rules come from stored results, and are empty as long as there are none. A test holds documents and sources
 together.
@@ -79,17 +80,16 @@ def rule_list() -> str:
     Example:
         >>> print("\n".join(rule_list().splitlines()[:2]))
         1. **With REINFORCE, Sample and Sample Skip IW solve the task at every temperature >= 1.**
-           - Sample solves at every temperature >= 1
+            - Sample solves at every temperature >= 1
     """
     lines: list[str] = []
     # Rules do not depend on results; only their grades do.
     for claim in judge([], {}):
-        lead = f"{claim.number}. "
-        lines.append(f"{lead}**{_escape(claim.title)}**")
+        lines.append(f"{claim.number}. **{_escape(claim.title)}**")
         for part in claim.parts:
             if part.baseline == "none":  # the same rules once more
                 continue
-            lines.append(f"{' ' * len(lead)}- {'' if part.core else 'secondary: '}{_escape(part.rule)}")
+            lines.append(f"    - {'' if part.core else 'secondary: '}{_escape(part.rule)}")
     return "\n".join(lines)
 
 
@@ -121,7 +121,7 @@ def goal_list(beyond: Mapping[str, Any]) -> str:
     return "\n".join(f"- {g['goal']}: **{verdicts[g['holds']]}**, {g['measured']}." for g in beyond["goals"])
 
 
-_SETTINGS = {"rate": "bias rate", "strength": "prior", "id_bytes": "bytes of an id"}
+_SETTINGS = {"rate": "bias rate", "strength": "prior", "id_length": "tokens of an id"}
 
 
 def loss_table(found: Mapping[str, Any]) -> str:
@@ -178,6 +178,28 @@ def difference_table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def length_table(shorter: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Renders the test losses of two comparisons that differ in their steps, and how far each is from the hash.
+
+    Args:
+        shorter: what `equipoise compare lm` stored after fewer steps.
+        found: the same after more.
+
+    Returns:
+        The table, without a line break at the end.
+    """
+    runs = (shorter, found)
+    steps = [f"{each['recipe']['steps']:,} steps" for each in runs]
+    head = ["router", *steps, *(f"minus hash, {name}" for name in steps)]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    means = [{row["contender"]: row["mean"] for row in each["outcomes"]} for each in runs]
+    for row in sorted(found["outcomes"], key=lambda row: row["mean"]):
+        own = [each[row["contender"]] for each in means]
+        ahead = [f"{mean - each['hash']:+.3f}" for mean, each in zip(own, means, strict=True)]
+        lines.append(f"| {' | '.join([row['label'], *(f'{mean:.3f}' for mean in own), *ahead])} |")
+    return "\n".join(lines)
+
+
 def language_goals(found: Mapping[str, Any]) -> str:
     """Renders the goals of the language-model comparison, whether they hold, and the figures."""
     verdicts = ("does not hold", "holds")
@@ -221,6 +243,8 @@ def fill_verdicts(
     sensitivity: Mapping[str, Any] | None = None,
     stored: Mapping[str, Any] | None = None,
     language: Mapping[str, Any] | None = None,
+    shorter: Mapping[str, Any] | None = None,
+    vocabulary: Mapping[str, Any] | None = None,
 ) -> str:
     r"""Puts what is generated between the marks of a document; without claims, no verdicts.
 
@@ -231,6 +255,8 @@ def fill_verdicts(
         sensitivity: verdicts under other readings, from `run_sensitivity`, or nothing.
         stored: all that `claims.json` holds, or nothing.
         language: what `equipoise compare lm` stored, or nothing.
+        shorter: the same after fewer steps.
+        vocabulary: the same with a larger vocabulary.
 
     Returns:
         The new text. A document without marks is returned as it is.
@@ -241,6 +267,7 @@ def fill_verdicts(
     """
     contents = {
         "summary": summarise(claims) if claims else "",
+        "summary-counts": summarise(claims, named=False) if claims else "",
         "solved": panel_counts(stored) if stored and len(stored.get("solved", ())) > 1 else "",
         "verdicts": verdict_table(claims) if claims else "",
         "measured": verdict_table(claims, measured=True) if claims else "",
@@ -252,6 +279,8 @@ def fill_verdicts(
         "lm-losses": loss_table(language) if language else "",
         "lm-differences": difference_table(language) if language else "",
         "lm-goals": language_goals(language) if language else "",
+        "lm-lengths": length_table(shorter, language) if shorter and language else "",
+        "lm-vocabulary": loss_table(vocabulary) if vocabulary else "",
     }
     for name, content in contents.items():
         pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
@@ -266,7 +295,7 @@ def find_stored(root: Path, what: str) -> Path | None:
 
     Args:
         root: of the repository.
-        what: "claims", "beyond", "sensitivity" or "compare-lm".
+        what: such as "claims", "beyond" or "compare-lm".
 
     Returns:
         The file, or None.
@@ -278,12 +307,15 @@ def find_stored(root: Path, what: str) -> Path | None:
 Stored = dict[str, Any] | None
 
 
-def read_stored(root: Path) -> tuple[list[Claim], Stored, Stored, Stored, Stored]:
+_STORED = ("beyond", "sensitivity", "claims", "compare-lm", "compare-lm-1200", "compare-lm-vocabulary")
+
+
+def read_stored(root: Path) -> tuple[list[Claim], *tuple[Stored, ...]]:
     """Reads the claims, and what is stored: beyond the paper, sensitivity, all of `claims.json`, language models."""
-    paths = {what: find_stored(root, what) for what in ("beyond", "sensitivity", "claims", "compare-lm")}
-    beyond, sensitivity, stored, language = (None if p is None else json.loads(p.read_text()) for p in paths.values())
-    claims = [] if paths["claims"] is None else read_claims(paths["claims"])
-    return claims, beyond, sensitivity, stored, language
+    paths = [find_stored(root, what) for what in _STORED]
+    stored = [None if path is None else json.loads(path.read_text()) for path in paths]
+    claims = paths[_STORED.index("claims")]
+    return [] if claims is None else read_claims(claims), *stored
 
 
 DOCUMENTS = ("README.md", "docs/reproduction.md", "docs/estimators.md", "docs/language-models.md")

@@ -3,8 +3,8 @@
 
     python benchmarks/store_reproduction.py out/reproduce 2026-11-18
 
-Copies the claims and two figures into this folder under the date, makes the documents show these figures, and fills in
-verdicts (`fill_documents.py`).
+Copies the claims and two figures into this folder under the date, and what `--sensitivity` and `--beyond` found if they
+were run; makes the documents show these figures, and fills in verdicts (`fill_documents.py`).
 """
 
 import argparse
@@ -20,6 +20,12 @@ FILES = {
     "figures/main.png": "reproduce.png",
     "figures/minority.png": "minority.png",
 }
+# What the command writes if it is asked to.
+EXTRAS = {
+    "sensitivity/sensitivity.json": "sensitivity.json",
+    "beyond/beyond.json": "beyond.json",
+    "figures/beyond.png": "beyond.png",
+}
 
 
 def store(found: Path, date: str, root: Path) -> list[Path]:
@@ -34,11 +40,12 @@ def store(found: Path, date: str, root: Path) -> list[Path]:
         The files written.
     """
     kept: list[Path] = []
-    for source, name in FILES.items():
+    extras = {source: name for source, name in EXTRAS.items() if (found / source).exists()}
+    for source, name in (FILES | extras).items():
         path = root / "benchmarks" / f"{date}-{name}"
         shutil.copyfile(found / source, path)
         kept.append(path)
-    pictures = "|".join(re.escape(name) for name in FILES.values() if name.endswith(".png"))
+    pictures = "|".join(re.escape(name) for name in (FILES | extras).values() if name.endswith(".png"))
     for path in (root / name for name in DOCUMENTS):
         text = path.read_text(encoding="utf-8")
         path.write_text(re.sub(rf"\d{{4}}-\d\d-\d\d-({pictures})", rf"{date}-\1", text), encoding="utf-8")

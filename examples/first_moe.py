@@ -2,14 +2,16 @@
 # %% [markdown]
 # # Start here
 #
-# Install the library from a checkout of the repository. It needs Python 3.11 and brings numpy, numba and jaxtyping
-# along with torch:
+# Install the library from a checkout of the repository, with Python 3.11 or later:
 #
 # ```
-# pip install .
+# pip install '.[lab]'
 # ```
 #
-# The first call compiles its kernels for about 15 seconds. Later processes load them from a cache.
+# The extra `lab` adds the command line, figures, and scikit-learn, whose handwritten digits this page uses. The library
+# alone (`pip install .`) needs torch, numpy, numba and jaxtyping.
+#
+# The first call compiles kernels for about 20 seconds. Later processes load them from a cache.
 #
 # ## A first mixture of experts
 #
@@ -59,10 +61,12 @@ print(f"{correct.float().mean():.1%} of the 297 images that were kept for the te
 #   assignment in which no expert takes more than its capacity. `capacity_factor=1.0` leaves no slack.
 # - `eq.nn.capture` collects what every layer decided. Given the optimiser, it also updates running averages and
 #   schedules after the step. Nothing is kept in a global.
-# - `losses` has one number a row, `reduction="none"`: the router learns which rows did better than expected.
-# - `surrogate(losses, routings)` is the scalar to call backward on. It adds the router's gradient and the balance
-#   losses. Its baseline, what is expected, is a moving average of past losses unless you choose another.
-# - `parameter_groups` makes the groups for the optimiser: what should have weight decay, and what should not.
+# - `losses` has one number a row, because of `reduction="none"`. The router learns from the difference between a row's
+#   loss and a baseline, which is a moving average of past losses unless you choose another.
+# - `surrogate(losses, routings)` returns the scalar to call backward on. It adds the router's gradient and the balance
+#   losses.
+# - `parameter_groups` makes the optimiser's groups: routers can have a learning rate of their own, and tables of token
+#   priors have no weight decay.
 #
 # ## Change one word
 #

@@ -101,11 +101,12 @@ class Transformer(nn.Module):
 def make_moe(args: argparse.Namespace, block: int) -> eq.nn.MoE:
     """Makes the experts of one block, with the recipe of docs/language-models.md."""
     options: dict[str, Any] = {} if args.top_k == 1 else {"top_k": args.top_k}
-    sampled = args.router in eq.STRATEGIES
-    if sampled:
+    if sampled := args.router in eq.STRATEGIES:
         options["loss"] = "gated-reinforce"  # outputs times p(z), and the score function: the exact gradient
     strength = args.token_prior if args.token_prior is not None else 10.0 if sampled else 3.0
-    if strength > 0 and args.router != "hash":
+    if args.router == "hash":
+        options["seed"] = block  # a hash of its own for each block, as the priors have
+    elif strength > 0:
         options["token_prior"] = eq.nn.TokenPrior(VOCABULARY**args.prior_bytes, strength, seed=block)
     return eq.nn.MoE(args.dim, args.experts, router=args.router, capacity_factor=args.capacity_factor, **options)
 
@@ -116,13 +117,13 @@ class Training:
     def __init__(self, args: argparse.Namespace) -> None:
         """Builds everything from the options and the seed."""
         torch.manual_seed(args.seed)
-        self.args, self.step = args, 0
-        self.device = torch.device(args.device)
+        self.args, self.step, self.device = args, 0, torch.device(args.device)
         self.model = Transformer(args).to(self.device)
         self.rank, self.ranks, self.mesh = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), None
-        if self.ranks > 1:  # started by torchrun: experts are spread over all processes
+        if self.ranks > 1:  # started by torchrun: experts are spread over processes
             dist.init_process_group()
-            self.mesh = init_device_mesh(self.device.type, (self.ranks,), mesh_dim_names=("expert",))
+            sizes = (self.ranks // (args.expert_ranks or self.ranks), args.expert_ranks or self.ranks)
+            self.mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("data", "expert"))
             eq.distributed.parallelize(self.model, self.mesh, scope=args.scope)
         self.surrogate = eq.nn.Surrogate(eq.nn.Readouts(self.model, VOCABULARY)).to(self.device)
         groups = eq.nn.parameter_groups(self.model, lr=args.lr, surrogate=self.surrogate)
@@ -152,8 +153,7 @@ class Training:
         """One step of the optimiser on `accumulate` batches; returns the mean loss and the last batch's routings."""
         args, total = self.args, 0.0
         for part in range(args.accumulate):
-            seed = (args.seed * args.steps + self.step) * args.accumulate + part
-            ids, targets = self._batch(text, seed)
+            ids, targets = self._batch(text, (args.seed * args.steps + self.step) * args.accumulate + part)
             with eq.nn.capture(self.model, self.optimizer, inputs=True) as routings:
                 losses = self._token_losses(ids, targets)
             # The losses of the tokens, what trains the routers, and balance losses, in one scalar.
@@ -172,11 +172,10 @@ class Training:
     @torch.no_grad()
     def evaluate(self, text: Tensor, batches: int = 8) -> tuple[float, dict[str, Any]]:
         """The loss on the same pieces of the validation text at every call, and the routing of the last of them."""
-        self.model.eval()
-        total = 0.0
+        model, total = self.model.eval(), 0.0
         for number in range(batches):
             ids, targets = self._batch(text, number)
-            with eq.nn.capture(self.model) as routings:
+            with eq.nn.capture(model) as routings:
                 total += self._token_losses(ids, targets).mean().item() / batches
         self.model.train()
         return total, routings.stats()
@@ -253,6 +252,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=2000, help="of the optimiser")
     add("--lr", type=float, default=2e-3, help="the largest learning rate")
     add("--warmup", type=int, default=100, help="steps until the learning rate is reached")
+    add("--expert-ranks", type=int, help="processes that share one set of experts; by default all of them")
     add("--scope", default="local", choices=("local", "global"), help="of processes: whose tokens share a capacity")
     add("--amp", action="store_true", help="bfloat16 autocast; routers stay in float32")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of the model")

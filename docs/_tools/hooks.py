@@ -22,6 +22,9 @@ PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "benchmarks/index.md": "benchmarks/README.md",
 }
+_NUMBER = re.compile(r"<td([^>]*)>([-+0-9.,%() ]{1,24}(?: to [-+0-9.,%() ]{1,12})?)</td>")
+_CELL = re.compile(r"<td((?: style=[^>]*)?)>(.*?)</td>", re.DOTALL)
+_TAG = re.compile(r"<[^>]+>")
 _LINK = re.compile(r"(\]\()([^)#:\s]+)([)#])")
 
 
@@ -42,6 +45,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if found not in PAGES:
         markdown = _LINK.sub(lambda link: _rewritten(link, found, f"docs/{found}"), markdown)
     return mathml.in_page(markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Marks cells of tables: numbers, which are not broken over lines, and long text, which is not squeezed."""
+    html = _NUMBER.sub(r'<td class="number"\1>\2</td>', html)
+    return _CELL.sub(_marked, html)
+
+
+def _marked(cell: re.Match[str]) -> str:
+    """Returns a cell with a class if its text would fill more than a few lines of a narrow column."""
+    size = len(_TAG.sub("", cell[2]))
+    kind = "longest" if size > 300 else "long" if size > 90 else None
+    return cell[0] if kind is None else f'<td class="{kind}"{cell[1]}>{cell[2]}</td>'
 
 
 def _rewritten(link: re.Match[str], page: str, source: str) -> str:

@@ -17,8 +17,8 @@ def display(latex: str) -> str:
 
 
 def inline(latex: str) -> str:
-    """Returns a formula within a line."""
-    return convert(latex.strip())
+    """Returns a formula within a line; in a span, since Markdown takes a line that begins with `<math>` for a block."""
+    return f"<span>{convert(latex.strip())}</span>"
 
 
 def in_page(markdown: str) -> str:

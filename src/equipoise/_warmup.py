@@ -9,6 +9,7 @@ from torch import Tensor
 from equipoise._core import FLOATS
 from equipoise.assignment import assign, conditional_values, detour_costs
 from equipoise.balancing import sinkhorn
+from equipoise.ops import weigh_rows
 from equipoise.sampling import sample_gumbel_matching, sample_skip
 
 _SEED = 0
@@ -70,8 +71,11 @@ def _groups(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _sample_pairs(logits: Tensor, noise: Tensor) -> None:
-    sample_skip(logits, noise, noise[:, 0])
+    s = sample_skip(logits, noise, noise[:, 0])
     sample_gumbel_matching(logits, noise)
+    chosen = s.at_z(logits.clone().requires_grad_())
+    chosen.sum().backward()
+    weigh_rows(s.keep_weight, s.kept, chosen, chosen)
 
 
 def _cold_and_warm(scores: Tensor) -> None:

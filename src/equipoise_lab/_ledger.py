@@ -48,23 +48,12 @@ class Ledger:
         return self.folder / f"{re.sub(r'[^A-Za-z0-9.=-]+', '_', name)}.json"
 
     def save(self, name: str, recipe: Mapping[str, Any], content: Any) -> None:
-        """Saves a part.
-
-        Args:
-            name: of the part.
-            recipe: what it depends on, as JSON knows it.
-            content: what it holds, as JSON knows it. Floats come back as the same numbers.
-        """
+        """Saves what a part depends on and what it holds, as JSON knows them; floats come back as the same numbers."""
         part = {**_header(name, recipe), "sha256": _checksum(content), "content": content}
         write_whole(self.path(name), json.dumps(part))
 
     def load(self, name: str, recipe: Mapping[str, Any], read: Callable[[Any], T]) -> T | None:
-        """Reads a part back.
-
-        Args:
-            name: of the part.
-            recipe: what it must depend on.
-            read: makes of the content what the caller wants.
+        """Reads a part back that depends on a recipe; `read` makes of the content what the caller wants.
 
         Returns:
             The part; None where there is none, and where the file cannot be used, which is said in the log.
@@ -136,9 +125,7 @@ def _checksum(content: Any) -> str:
 def write_whole(path: Path, text: str) -> None:
     """Writes a file so that a reader, or an interruption, never meets half of it: a temporary one, then a rename.
 
-    Args:
-        path: the file; its folder is made if it is missing.
-        text: what it will hold.
+    The folder is made if it is missing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")

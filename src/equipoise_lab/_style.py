@@ -55,19 +55,12 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """How a line is drawn.
+    """How a line is drawn."""
 
-    Attributes:
-        colour: of line and marker.
-        marker: its shape.
-        dashes: a line style of matplotlib.
-        filled: whether the marker is.
-    """
-
-    colour: str
-    marker: str
-    dashes: str | tuple[int, tuple[float, ...]] = "-"
-    filled: bool = True
+    colour: str  # of line and marker
+    marker: str  # its shape
+    dashes: str | tuple[int, tuple[float, ...]] = "-"  # a line style of matplotlib
+    filled: bool = True  # whether the marker is
 
     @property
     def line(self) -> dict[str, Any]:
@@ -113,13 +106,7 @@ _OTHER = Look(colour=GREY, marker="P", dashes=(0, (1.0, 1.0)))
 
 
 def look(method: str) -> Look:
-    """Finds the look of a strategy; one that is added later gets a grey line until it has its own.
-
-    Args:
-        method: the strategy's name.
-
-    Returns:
-        Its look.
+    """Finds the look of a strategy by name; one that is added later gets a grey line until it has its own.
 
     Example:
         >>> look("gm-iw").marker
@@ -185,13 +172,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 def spread(heights: list[float], least: float) -> list[float]:
     """Moves sorted heights apart to at least `least`, keeping their order and the middle of every group that touches.
 
-    Args:
-        heights: where labels should be.
-        least: distance that they need.
-
-    Returns:
-        Where they can be.
-
     Example:
         >>> spread([0.0, 0.0, 5.0], 1.0)
         [-0.5, 0.5, 5.0]
@@ -241,14 +221,11 @@ def label_column(axes: Axes, marks: Sequence[Label], column: float, height: floa
         low, high = lowest + (i + 0.5) * least, highest - (len(marks) - i - 0.5) * least
         y = 10.0 ** min(max(wanted, low), high)
         axes.plot([mark.x, column], [mark.y, y], color=mark.colour, linewidth=0.5, alpha=0.7, zorder=1)
-        axes.annotate(
-            mark.text,
-            parse_math=False,  # a name may have a $
-            xy=(column, y),
-            xytext=(3, 0),
-            textcoords="offset points",
-            color=mark.colour,
-            fontsize=mark.size,
-            fontweight="bold" if mark.bold else "normal",
-            verticalalignment="center",
-        )
+        font: dict[str, Any] = {
+            "color": mark.colour,
+            "fontsize": mark.size,
+            "fontweight": "bold" if mark.bold else "normal",
+        }
+        where: dict[str, Any] = {"textcoords": "offset points", "verticalalignment": "center"}
+        # A name may have a $.
+        axes.annotate(mark.text, (column, y), (3, 0), parse_math=False, **font, **where)

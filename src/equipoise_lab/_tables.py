@@ -38,17 +38,14 @@ def name_threads(threads: int) -> str:
 def new_table(
     title: str, left: Sequence[str] = (), right: Sequence[str] = (), *, no_wrap: bool = False, **how: str | bool
 ) -> Table:
-    """Makes a table without rows.
+    """Makes a table without rows, of columns that are aligned at the left and then of some aligned at the right.
 
     Args:
         title: above it.
-        left: headings of the columns that are aligned at the left, the first ones.
-        right: headings of those that are aligned at the right.
+        left: headings of the first columns.
+        right: headings of the others.
         no_wrap: whether each entry stays on one line.
         **how: further keywords of `rich.table.Table`.
-
-    Returns:
-        The table.
     """
     table = Table(title=title, box=box.SIMPLE_HEAD, **how)  # pyright: ignore[reportArgumentType]
     for heading in left:

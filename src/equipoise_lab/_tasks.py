@@ -30,21 +30,13 @@ Task = tuple[Any, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One part of a command.
+    """One part of a command."""
 
-    Attributes:
-        task: computes it.
-        steps: how many it reports while it is computed; counted at once where the part is found.
-        recipe: what it depends on, as JSON knows it.
-        write: makes JSON of it.
-        read: makes it of JSON.
-    """
-
-    task: Task
-    steps: int = 0
-    recipe: Mapping[str, Any]
-    write: Callable[[Any], Any]
-    read: Callable[[Any], Any]
+    task: Task  # computes it
+    steps: int = 0  # how many it reports while it is computed; counted at once where the part is found
+    recipe: Mapping[str, Any]  # what it depends on, as JSON knows it
+    write: Callable[[Any], Any]  # makes JSON of it
+    read: Callable[[Any], Any]  # makes it of JSON
 
 
 def run_parts(parts: Mapping[str, Part], ledger: Ledger, workers: int, advance: Progress) -> Iterator[tuple[str, Any]]:

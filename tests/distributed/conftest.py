@@ -7,17 +7,15 @@ from functools import cache
 import pytest
 
 from support.distributed.launch import Outcomes, start
-from support.distributed.worlds import WORLDS
 
 
 @pytest.fixture(scope="session")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """Runs all checks of a world size, the first time that one is asked for; returns each rank's error by check."""
+    """Runs checks on ranks that are started once for all of them; returns each rank's error by check."""
 
     @cache
-    def run(size: int) -> dict[str, list[str]]:
+    def run(size: int, names: tuple[str, ...]) -> dict[str, list[str]]:
         folder = tmp_path_factory.mktemp(f"world-{size}")
-        names = WORLDS[size]
         for process in start(size, folder, *names):
             process.wait()
         found: dict[str, list[str]] = {name: [] for name in names}

@@ -6,12 +6,19 @@ from pathlib import Path
 import pytest
 
 from support.distributed.launch import Outcomes, start
-from support.distributed.worlds import WORLDS
+from support.distributed.worlds import SLOW_WORLDS, WORLDS
 
 
 @pytest.mark.parametrize(("size", "name"), [(size, name) for size, names in WORLDS.items() for name in names])
 def test_ranks(outcomes: Outcomes, size: int, name: str) -> None:
-    errors = outcomes(size)[name]
+    errors = outcomes(size, WORLDS[size])[name]
+    assert not any(errors), next(error for error in errors if error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "name"), [(size, name) for size, names in SLOW_WORLDS.items() for name in names])
+def test_every_router_on_every_number_of_ranks(outcomes: Outcomes, size: int, name: str) -> None:
+    errors = outcomes(size, SLOW_WORLDS[size])[name]
     assert not any(errors), next(error for error in errors if error)
 
 

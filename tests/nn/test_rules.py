@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise.assignment import assign
 from equipoise.estimators import STRATEGIES
-from equipoise.nn import MoE, Router, RouteRequest, Routing, RoutingRule, SamplingRule
+from equipoise.nn import MoE, Router, RouteRequest, Routing, RoutingRule, SamplingRule, make_router
 from equipoise.nn._bias_rules import LossFree, Priced, RunningPrices
 from equipoise.nn._peer_rules import Base, Dense, Hash, SinkhornBase, TopK, hash_integers
 from equipoise.nn._rules import drop_overflow
@@ -173,6 +173,18 @@ def test_hash_spreads_ids_and_positions() -> None:
         # A random function has a standard deviation of sqrt(n / k (1 - 1/k)); six of them are never seen.
         assert float((counts - ids / 16).abs().max()) < 6 * math.sqrt(ids / 16 * (15 / 16))
     assert not torch.equal(hash_integers(torch.arange(100), 0) % 16, hash_integers(torch.arange(100), 1) % 16)
+
+
+def test_each_layer_may_have_its_own_hash() -> None:
+    ids = torch.arange(40)
+    for seed in (0, 7):
+        router = make_router("hash", None, 4, seed=seed, capacity_factor=None)
+        routed = router.route(torch.zeros(40, 4), token_ids=ids)
+        assert routed.indices[:, 0].tolist() == [hash_by_hand(key, seed) % 4 for key in range(40)]
+    with pytest.raises(ValueError, match=r"seed must be an integer from 0 to .*, got -1"):
+        make_router("hash", None, 4, seed=-1)
+    with pytest.raises(ValueError, match=r"seed must be left at 0 with router 'switch', .*: only hash do"):
+        make_router("switch", None, 4, seed=1)
 
 
 def test_hash_follows_the_position_in_the_sequence_without_ids() -> None:

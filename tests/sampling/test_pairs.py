@@ -19,6 +19,7 @@ SAMPLERS: dict[str, Draw] = {
     ),
     "skip": lambda a, g, u: sampling.sample_skip(a, g, u, temperature=0.7),
     "skip, capacities": lambda a, g, u: sampling.sample_skip(a, g, u, capacity=[2, 9]),
+    "skip, both crowded": lambda a, g, u: sampling.sample_skip(a, g, u, capacity=[3, 4]),
     "matching": lambda a, g, _: sampling.sample_gumbel_matching(a, g, temperature=0.7),
     "slack": lambda a, g, _: sampling.sample_gumbel_matching(a, g, capacity=9),
     "much slack": lambda a, g, _: sampling.sample_gumbel_matching(a, g, capacity=40),

@@ -76,6 +76,8 @@ class Page:
                 self._loaded = True
             case "Log.entryAdded" if parameters["entry"]["level"] == "error":
                 self.errors.append(parameters["entry"]["text"])
+            case "Runtime.consoleAPICalled" if parameters["type"] in ("error", "assert"):
+                self.errors.append(str(parameters["args"]))
             case "Runtime.exceptionThrown":
                 self.errors.append(parameters["exceptionDetails"]["text"])
             case _:
@@ -83,7 +85,8 @@ class Page:
         return message
 
     def open(self, url: str, *, width: int, dark: bool = False) -> None:
-        """Opens an address at a width and in a theme, and waits until it is loaded."""
+        """Opens an address at a width and in a theme, and waits until it is loaded. Earlier errors are forgotten."""
+        self.errors.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -102,6 +105,18 @@ class Page:
     def run(self, expression: str) -> Any:
         """Evaluates JavaScript."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def fits(self, width: int) -> bool:
+        """Whether the page has nothing to scroll sideways, and the console no error; what it has fails the test."""
+        assert self.errors == []
+        wide = self.run("document.documentElement.scrollWidth")
+        assert wide <= width, f"the page is {wide} pixels wide"
+        return True
+
+    def brightness(self) -> float:
+        """Returns how bright the page's ground is, from 0 to 1."""
+        channels = self.run("getComputedStyle(document.body).backgroundColor.match(/[0-9.]+/g).slice(0, 3).map(Number)")
+        return sum(channels) / 3 / 255
 
     def wait_for(self, expression: str, tries: int = 200) -> Any:
         """Evaluates JavaScript until the result is true."""

@@ -21,6 +21,7 @@ from equipoise import reference
 from equipoise.estimators import STRATEGIES, Noise
 from equipoise.nn import MoE, Readout, SamplingRule, Surrogate, capture
 from equipoise.nn._capture import Emission
+from equipoise.nn._credit import credited
 from equipoise.nn._routings import Routings
 from equipoise.ops import draw_gumbel
 
@@ -236,6 +237,32 @@ def exact(runs: tuple[Model, list[Run]], kept_row: bool = False) -> tuple[float,
                 share = share * outcome.kept / how_often_kept(tuple(outcome.z.tolist()))
         objective = objective + run.probability() * (share * run.losses.flatten()).mean()
     return float(objective.detach()), gradient(model, objective)
+
+
+def as_decided(runs: tuple[Model, list[Run]], credit: str) -> tuple[float, Tensor]:
+    """The mean loss of the model as run; its gradient with the draws fixed, and what each decision adds to it.
+
+    For each token and layer: the losses that the decision answers for, when it comes from the router and the token is
+    kept, while all other draws and kept sets have the chances that they have in the run. Written with probabilities.
+    """
+    model, played = runs
+    value, objective = 0.0, torch.zeros(()).double()
+    for run in played:
+        chance, n = run.probability(model.temperature).detach(), run.losses.numel()
+        value += float(chance * run.losses.detach().mean())
+        objective = objective + chance * run.losses.mean()
+        answers = credited(run.losses.detach().flatten(), run.losses.shape, credit)
+        for emission, outcome in zip(run.emissions, run.outcomes, strict=True):
+            z = outcome.z.unsqueeze(1)
+            p = emission.routing.logits.softmax(-1).gather(1, z).squeeze(1)
+            q = (emission.routing.logits.detach() / model.temperature).softmax(-1).gather(1, z).squeeze(1)
+            kept = outcome.kept / how_often_kept(tuple(outcome.z.tolist())) if has_capacity(model) else 1.0
+            objective = objective + (chance / q * p * kept * answers).sum() / n
+    return value, gradient(model, objective)
+
+
+def has_capacity(model: Model) -> bool:
+    return model.moes[0].router.traits.limited
 
 
 @cache

@@ -31,6 +31,7 @@ from equipoise._core._transforms import has_tangent as has_tangent
 from equipoise._core._transforms import in_forward_mode as in_forward_mode
 from equipoise._core._transforms import in_transform as in_transform
 from equipoise._core._transforms import is_batched as is_batched
+from equipoise._core._transforms import reads_values as reads_values
 from equipoise._core._value_checks import all_finite as all_finite
 from equipoise._core._value_checks import check_temperature as check_temperature
 from equipoise._core._value_checks import checked_choice as checked_choice

@@ -41,7 +41,7 @@ def _compile(function: F, **options: Any) -> F:
     compiled: Any = numba.njit(nogil=True, error_model="numpy", **options)(plain)
     # Numba drops a cached kernel when the file it stands in changes, but not when a kernel that it calls does, and
     # fails on a cached type whose module is gone. So files are named after all the sources of the folder that holds the
-    # kernel; outside of it kernels call only what is in `_vector.py` and `_elementary.py`.
+    # kernel; outside of it kernels call only what is in `_vector.py`, `_elementary.py` and `_threshold.py`.
     cache = KernelCache(plain, _fingerprint(Path(inspect.getfile(plain)).parent))
     compiled._cache = cache
     compiled._compiler.compile = _announced(compiled._compiler.compile, cache)
@@ -59,7 +59,7 @@ def _announced(compile_version: Callable[..., Any], cache: KernelCache) -> Calla
 @functools.cache
 def _fingerprint(folder: Path) -> str:
     digest = hashlib.sha256(Path(__file__).read_bytes())
-    for shared in ("_vector.py", "_elementary.py"):
+    for shared in ("_vector.py", "_elementary.py", "_threshold.py"):
         digest.update(Path(__file__).with_name(shared).read_bytes())
     for source in sorted(folder.glob("*.py")):
         digest.update(source.read_bytes())

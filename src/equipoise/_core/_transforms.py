@@ -57,6 +57,17 @@ def _has_tangent(x: Tensor) -> bool:
         return _has_tangent(x)
 
 
+def reads_values(*tensors: Tensor) -> bool:
+    """Tells whether compiled code may read the tensors: eager code, ordinary tensors on the CPU, no transform."""
+    return (
+        not torch.compiler.is_compiling()
+        and _functorch.peek_interpreter_stack() is None  # within one, tensors hide their values
+        and forward_ad._current_level < 0  # pyright: ignore[reportPrivateUsage]
+        # Not a tensor without values, nor one that is spread over devices.
+        and all(type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" for x in tensors)
+    )
+
+
 def check_not_batched(name: str, *tensors: Tensor | None, remedy: str) -> None:
     """Requires that `torch.vmap` maps over none of the tensors."""
     if is_batched(*tensors):

@@ -26,6 +26,12 @@ class Assignment(Record):
             more than `scores[i, z_i] - prices[z_i]`.
         gap: dual value minus primal value, computed from `prices` and the scores. No assignment is better by more
             than this, so a gap of (numerically) zero proves optimality.
+
+    Example:
+        >>> import torch, equipoise as eq
+        >>> a = eq.assign(torch.tensor([[2.0, 0.0], [3.0, 1.0], [1.0, 0.5]]), capacity=[1, 2])
+        >>> a.z.tolist(), a.counts.tolist(), a.value.item()
+        ([0, 1, 1], [1, 2], 3.5)
     """
 
     z: Int[Tensor, "..."]

@@ -30,9 +30,9 @@ def conditional_values(scores: Float[Tensor, "*batch n k"], assignment: Assignme
         v^*_{|z_i = j} = \max_{z : z_i = j} \sum_{i'} s_{i' z_{i'}}
         \quad \text{s.t.} \quad |\{i' : z_{i'} = j'\}| \le c_{j'} \; \forall j'.
 
-    Not n k problems, but one (App. D.3): from the optimum, moving row i from its expert z_i to j costs
-    :math:`s_{i z_i} - s_{ij}`, leaves a slot at z_i and takes one at j. The cheapest way to mend that is a chain of
-    moves from j to z_i, whose cost is a shortest path :math:`d^*` over the move costs at the optimum, so
+    One solved problem gives all n k values (App. D.3). From the optimum, moving row i from its expert z_i to j costs
+    :math:`s_{i z_i} - s_{ij}`, leaves a slot at z_i free and takes one at j. The cheapest way to restore balance is a
+    chain of moves from j to z_i, whose cost is a shortest path :math:`d^*` over the move costs at the optimum, so
 
     .. math::
         v^*_{|z_i = j} = v^* - s_{i z_i} + s_{ij} - d^*_{j z_i}.
@@ -80,13 +80,13 @@ def conditional_values(scores: Float[Tensor, "*batch n k"], assignment: Assignme
 def detour_costs(scores: Float[Tensor, "*batch n k"], assignment: Assignment) -> Float[Tensor, "*batch k k"]:
     r"""Computes what it costs to take a slot at expert j and to give one back at j', for every pair of experts.
 
-    That is the shortest path :math:`d^*_{jj'}` of `conditional_values`, which it is the other form of:
+    That is the shortest path :math:`d^*_{jj'}` in the formula of `conditional_values`:
 
     .. math::
         v^*_{|z_i = j} = v^* - s_{i z_i} + s_{ij} - d^*_{j z_i}.
 
     So the conditional distribution of z_i given the other rows' noise is the softmax over j of
-    :math:`a_{ij} / \tau - d^*_{j z_i}`: the row's own noise need not even be subtracted.
+    :math:`a_{ij} / \tau - d^*_{j z_i}`, which does not contain the row's own noise.
 
     Args:
         scores: the scores that were assigned; -inf forbids a pair.

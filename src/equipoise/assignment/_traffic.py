@@ -26,8 +26,8 @@ def assign_with_traffic(
 ) -> tuple[Assignment, Traffic]:
     """Solves as `assign(..., method="settle")` does, and counts what is copied and how often the host waits.
 
-    On an accelerator `assign` uses this method unless told otherwise. On the CPU the same code runs, and what would be
-    copied from a device is copied all the same, so that the count can be had without one.
+    On an accelerator this is the default method of `assign`. On the CPU the same code runs and makes the same copies,
+    so that the traffic can be counted without an accelerator.
 
     Args:
         scores: see `assign`; so are the others.

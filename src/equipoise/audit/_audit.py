@@ -90,7 +90,7 @@ def audit(
 
 
 def check_strategy(strategy: Strategy, conditions: Conditions, problem: Problem | None = None) -> None:
-    """Draws from a strategy once, so that what it refuses is said before the work begins, and its code is compiled.
+    """Draws from a strategy once, so that errors appear before the long work begins, and kernels are compiled.
 
     Args:
         strategy: the strategy.
@@ -99,6 +99,10 @@ def check_strategy(strategy: Strategy, conditions: Conditions, problem: Problem 
 
     Raises:
         ValueError: the strategy does not draw as the protocol says.
+
+    Example:
+        >>> import equipoise as eq
+        >>> check_strategy(eq.STRATEGIES["gm-iw"], Conditions(n=4))
     """
     problem = draw_problem(conditions) if problem is None else problem
     try:

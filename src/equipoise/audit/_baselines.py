@@ -71,7 +71,7 @@ def make_control(baseline: str, problem: Problem) -> Control:
 
 
 class NoBaseline:
-    """No baseline; and nothing to learn, for those that see the current batch only."""
+    """No baseline. Also the base class of baselines that keep no state between batches."""
 
     name = "none"
     draws = 1

@@ -35,6 +35,10 @@ class Conditions:
         seed: of the problem and the noise.
         sinkhorn_first: balance the proposal in expectation before sampling.
         importance: whether the ratio p/q is part of the weights.
+
+    Example:
+        >>> Conditions(n=10, k=4).slots, Conditions(n=10, k=4, capacity_factor=1.5).slots
+        (3, 4)
     """
 
     n: int = 8

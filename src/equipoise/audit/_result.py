@@ -68,6 +68,12 @@ class AuditResult:
         power: a bias of `tolerance` is found with at least this probability wherever the verdict is "unbiased".
         tolerance: a fraction of the norm of the exact gradient, router and experts each.
         confidence: of the intervals in `findings`.
+
+    Example:
+        >>> import equipoise as eq
+        >>> found = eq.audit.audit("skip", eq.audit.Conditions(n=4, draws=50_000, row_effect=0.0))
+        >>> found.name, found.verdict, found.findings["router"].bias_interval[0] > 0
+        ('skip', 'biased', True)
     """
 
     strategy: Strategy

@@ -38,7 +38,7 @@ Verdict = Literal["unbiased", "biased", "undecided"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tails:
-    """What a batch of estimates says about estimates that were possible and did not happen.
+    """Bounds on estimates that were possible in a batch and did not occur.
 
     Attributes:
         second_moment: of each component, averaged over the batch.
@@ -51,7 +51,7 @@ class Tails:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """What N estimates of a random vector say about its mean.
+    """Statistics of N estimates of a random vector.
 
     Attributes:
         estimates: N.
@@ -59,6 +59,12 @@ class Evidence:
         mean: the mean that was found.
         variance: of one estimate.
         reach: b, the largest distance from the claimed mean.
+
+    Example:
+        >>> collector = Collector(torch.tensor([1.0]).double())
+        >>> collector.add(torch.tensor([[0.0], [2.0], [4.0]]).double())
+        >>> collector.evidence().mean, collector.evidence().error
+        (tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
 
     estimates: int
@@ -92,6 +98,13 @@ class Collector:
 
     Args:
         exact: the mean that is claimed; estimates are centred on it, so that sums of squares lose no digits.
+
+    Example:
+        >>> collector = Collector(torch.zeros(2).double())
+        >>> for _ in range(3):
+        ...     collector.add(torch.randn(100, 2).double())
+        >>> collector.evidence().estimates
+        300
     """
 
     def __init__(self, exact: Float[Tensor, " m"]) -> None:
@@ -143,7 +156,7 @@ class Judgement:
 
 
 def judge(evidence: Evidence, groups: int = 1, *, claimed: bool = True, rate: float = FALSE_ALARM) -> Judgement:
-    """Holds the mean that was found against the one that is claimed.
+    """Compares the mean that was found with the one that is claimed.
 
     A bias vector longer than that of `detectable` exceeds it in some component, and so is found with `POWER`.
 

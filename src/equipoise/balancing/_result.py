@@ -10,7 +10,16 @@ from equipoise._core import Record, compact_repr
 
 
 class ConvergenceWarning(RuntimeWarning):
-    """Balancing stopped before the column sums were within the tolerance; the message says how far they are off."""
+    """Balancing stopped before the column sums were within the tolerance; the message says how far they are off.
+
+    Example:
+        >>> import torch, warnings, equipoise as eq
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     balanced = eq.sinkhorn(30 * torch.randn(64, 8), max_iterations=1)
+        >>> [warning.category.__name__ for warning in caught], bool(balanced.converged)
+        (['ConvergenceWarning'], False)
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -28,6 +37,12 @@ class Balanced(Record):
         iterations: how many times the column sums were evaluated, on all rows or on a sample of them.
         error: the largest relative column error |sum_i p_ij - c_j| / c_j, float64; where the price is 0 and there is
             slack, only an excess counts.
+
+    Example:
+        >>> import torch, equipoise as eq
+        >>> balanced = eq.sinkhorn(torch.tensor([[2.0, 0.0], [1.0, 0.0]]))
+        >>> balanced.log_p.exp().sum(0).round(decimals=4), bool(balanced.converged)
+        (tensor([1., 1.]), True)
     """
 
     log_p: Float[Tensor, "*batch n k"]

@@ -40,18 +40,18 @@ def sinkhorn(
     where a are the logits; that is, p minimises the Kullback-Leibler divergence to softmax(a) within these bounds. The
     solution is p_ij = softmax_j(a_ij - prices_j) with prices >= 0 that are positive only where a column meets its
     bound. Sinkhorn's algorithm finds it by normalising rows and columns in turn; here the k prices are found by damped
-    Newton steps on the dual, from a high temperature down to 1, which takes a handful of passes over the matrix, also
-    where the logits are so sharp that the plain algorithm hardly moves.
+    Newton steps on the dual, from a high temperature down to 1, which takes 5 to 17 passes over the matrix, also
+    where the logits are so sharp that the plain algorithm converges very slowly.
 
     The result is differentiable: the gradient takes into account how the prices move with the logits, by implicit
     differentiation with one k x k solve. Where a column just meets its bound at price 0 it is a one-sided derivative;
-    where `converged` is False it is the gradient of the solution that was not quite reached.
+    where `converged` is False it is approximate, like the result itself.
 
     Args:
         logits: router logits [..., n, k]; -inf forbids a pair. float16, bfloat16, float32 or float64.
         capacity: what a column may sum to: an int, [k] or [..., k], as `assign` takes it. None: every column sums to
             (rows that are not masked) / k exactly, which need not be a whole number.
-        mask: rows that count [..., n]; False rows (padding) are not looked at.
+        mask: rows that count [..., n]; False rows (padding) have no effect.
         tolerance: the relative column error to stop at.
         max_iterations: how often the column sums may be evaluated.
 
@@ -74,7 +74,7 @@ def sinkhorn(
         tensor([2., 2.])
         >>> balanced.prices.round(decimals=4)
         tensor([1., 0.], dtype=torch.float64)
-        >>> sinkhorn(logits, capacity=3).prices  # nothing to do: softmax(logits) has columns within 3
+        >>> sinkhorn(logits, capacity=3).prices  # the columns of softmax(logits) are within 3 already
         tensor([0., 0.], dtype=torch.float64)
 
     References:

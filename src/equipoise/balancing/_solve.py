@@ -68,23 +68,22 @@ def _solve_pairs(
     b, n, k = logits.shape
     dtype = log_p_dtype(logits.dtype)
     found = Solution(
-        log_p=torch.empty(0),
+        log_p=torch.empty([b, n, k], dtype=dtype),
         prices=torch.zeros([b, k], dtype=torch.float64),
         converged=torch.empty(0),
         iterations=torch.empty(b, dtype=torch.int64),
         error=torch.empty(b, dtype=torch.float64),
     )
     rows = torch.ones([b, n], dtype=torch.bool) if mask is None else mask
-    x, m, c = (t.detach().contiguous().numpy() for t in (logits.to(dtype), rows, target))
-    prices, passes, error = (t.numpy() for t in (found.prices, found.iterations, found.error))
+    x, m, c = (t.detach().contiguous().numpy() for t in (logits.to(dtype).mT, rows, target))
+    outputs = [t.numpy() for t in (found.log_p, found.prices, found.iterations, found.error)]
 
     def solve(start: int, stop: int) -> None:
-        balance_pairs(x, m, c, tolerance, max_iterations, start, stop, prices, passes, error)
+        balance_pairs(x, m, c, tolerance, max_iterations, start, stop, *outputs)
 
     run_blocks(solve, cut(b, max(1, _PAIR_BLOCK // n)))
     unusual = found.error == torch.inf
-    log_p = _pair_log_p(logits, mask, found.prices, dtype)
-    found = replace(found, log_p=log_p, converged=found.error <= tolerance)
+    found = replace(found, converged=found.error <= tolerance)
     if not bool(unusual.any()):
         return found
     rest = _solve_groups(
@@ -93,14 +92,6 @@ def _solve_pairs(
     for field in fields(Solution):
         getattr(found, field.name)[unusual] = getattr(rest, field.name)
     return found
-
-
-def _pair_log_p(logits: Tensor, mask: Tensor | None, prices: Tensor, dtype: torch.dtype) -> Tensor:
-    """The logarithm of the probabilities at these prices: those of a logistic function of the difference."""
-    difference = (logits[..., 0].double() - logits[..., 1].double()) - (prices[:, :1] - prices[:, 1:])
-    first = torch.nn.functional.logsigmoid(difference)
-    log_p = torch.stack([first, first - difference], 1).to(dtype).mT
-    return log_p.contiguous() if mask is None else torch.where(mask.unsqueeze(-1), log_p, 0.0)
 
 
 def _solve_groups(

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise._core._elementary import exponentials
+from equipoise._core._elementary import exponentials, log_sigmoids
 from equipoise._core._jit import jit, jit_vector
+from equipoise._core._threshold import extremes_around, threshold_above
 
 Floats = NDArray[np.float64]
 Matrix = NDArray[np.floating[Any]]
@@ -35,19 +36,20 @@ def balance_pairs(
     max_iterations: int,
     start: int,
     stop: int,
+    log_p: Matrix,
     prices: Floats,
     iterations: Counts,
     error: Floats,
 ) -> None:
-    """Balances problems `start` to `stop` of [b, n, 2], and writes all fields of `Balanced` but log_p, in float64.
+    """Balances problems `start` to `stop` of [b, 2, n], and writes all fields of `Balanced`, log_p as [b, n, 2].
 
     An error of infinity marks a problem that is left to the general solver: forbidden pairs or differences beyond the
     largest number, a target of 0.
     """
-    n = logits.shape[1]
-    d, e, power = np.empty(n), np.empty(n), np.empty(n)
+    n = logits.shape[2]
+    d, own, work, both = np.empty(n), np.empty(n), np.empty((2, n)), np.empty((2, n))
     for b in range(start, stop):
-        count = _differences(logits[b], mask[b], d)
+        count = _differences(logits[b], mask[b], d, own)
         first, second = target[b, 0], target[b, 1]
         error[b], iterations[b] = np.inf, 0
         if count < 0 or not (first > 0 and second > 0):
@@ -55,21 +57,38 @@ def balance_pairs(
         t, error[b] = 0.0, 0.0
         if count > 0:
             t, iterations[b], error[b] = _root(
-                d[:count], e[:count], power[:count], first, second, tolerance, max_iterations
+                own[:count], work[0, :count], work[1, :count], first, second, tolerance, max_iterations
             )
         prices[b, 0] = t if t > 0.0 else 0.0
         prices[b, 1] = -t if t < 0.0 else 0.0
+        for i in range(n):
+            d[i] -= t
+        log_sigmoids(d, work[0], work[1], both[0], both[1])
+        for i in range(n):
+            log_p[b, i, 0] = both[0, i] if mask[b, i] else 0.0
+            log_p[b, i, 1] = both[1, i] if mask[b, i] else 0.0
 
 
 @jit
-def _differences(logits: Matrix, mask: Flags, d: Floats) -> int:
-    """Lists a_i0 - a_i1 for the rows that are not masked; returns how many, or -1 if one is not finite."""
+def _differences(logits: Matrix, mask: Flags, d: Floats, own: Floats) -> int:
+    """Writes d_i = a_i0 - a_i1, and lists those of the rows that are not masked; how many, or -1 if one is not finite.
+
+    Masked rows may hold anything.
+    """
+    n, count, finite = d.shape[0], 0, 0
+    for i in range(n):
+        d[i] = np.float64(logits[0, i]) - np.float64(logits[1, i]) if mask[i] else 0.0
+        finite += abs(d[i]) < np.inf
+        count += mask[i]
+    if finite < n:
+        return -1
+    if count == n:
+        own[:] = d
+        return n
     count = 0
-    for i in range(logits.shape[0]):
+    for i in range(n):
         if mask[i]:
-            d[count] = np.float64(logits[i, 0]) - np.float64(logits[i, 1])
-            if not abs(d[count]) < np.inf:
-                return -1
+            own[count] = d[i]
             count += 1
     return count
 
@@ -124,6 +143,10 @@ def _middle(d: Floats, first: float) -> float:
     n = d.shape[0]
     if n < 2:
         return d[0]
-    cut = n - min(max(int(first), 1), n - 1)
-    ordered = np.partition(d, cut)
-    return 0.5 * (ordered[:cut].max() + ordered[cut])
+    above = min(max(int(first), 1), n - 1)
+    threshold = threshold_above(d, above, n)
+    if threshold == threshold:
+        least, most = extremes_around(d, threshold)
+        return 0.5 * (least + most)
+    ordered = np.partition(d, n - above)
+    return 0.5 * (ordered[: n - above].max() + ordered[n - above])

@@ -17,13 +17,20 @@ from equipoise.distributed._ranks import explained, whole_group
 def average_gradients(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
     """Averages the gradients of parameters that every rank has, in place; those of experts are averaged already.
 
-    What DDP does while the backward pass runs, in one message a dtype after it. Also for parameters that are not part
-    of the model, such as those of a `Surrogate` with readouts. A parameter without a gradient counts as 0, so that
-    ranks whose batches differ agree.
+    DDP does this while the backward pass runs; here it takes one message a dtype after it. Also for parameters that are
+    not part of the model, such as those of a `Surrogate` with readouts. A parameter without a gradient counts as 0, so
+    that ranks whose batches differ agree.
 
     Args:
         parameters: the same ones on all ranks, in the same order. Experts' are left alone.
         mesh: all of whose ranks take part.
+
+    Example:
+        On every rank, after the backward pass::
+
+            loss.backward()
+            average_gradients(model.parameters(), mesh)
+            optimizer.step()
     """
     every: list[Any] = [x for x in parameters if x.requires_grad and not isinstance(x, DTensor)]
     for x in every:

@@ -25,9 +25,9 @@ def clip_grad_norm_(
 ) -> Float[Tensor, ""]:
     """Scales gradients in place so that their norm over all parameters and ranks is at most `max_norm`.
 
-    What `torch.nn.utils.clip_grad_norm_` computes in one process. That one refuses parameters on different meshes, as
-    experts and everything else are. Each shard counts once: a parameter that ranks share is counted on one, and one
-    that is spread over ranks is added up over them.
+    The same as `torch.nn.utils.clip_grad_norm_` in one process. Torch's function refuses parameters on different
+    meshes, and experts are on another mesh than the rest. Each shard counts once: a parameter that ranks share is
+    counted on one, and one that is spread over ranks is added up over them.
 
     Args:
         parameters: with gradients, or without.

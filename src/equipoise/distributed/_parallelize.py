@@ -38,12 +38,12 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, scope: str = "local") -> 
     Each rank keeps E / R experts of every layer, and its own tokens; tokens travel to the ranks that hold their
     experts, and outputs travel back (`AllToAllDispatcher`). Every rank starts from the first rank's parameters.
     Parameters other than experts' are left to what you put around the model over all axes, `DistributedDataParallel` or
-    `fully_shard`: they average gradients over ranks, and so do experts here. DDP is told to leave the experts alone;
+    `fully_shard`: they average gradients over ranks, and so do experts here. DDP ignores the experts;
     over the other axes of the mesh their gradients are averaged when they are complete. With FSDP2, shard each
     layer's experts over the data axes first, then the model over all of them; see docs/distributed.md.
 
     The loss of the batch is the mean of the ranks' losses. Routers draw independent noise on every rank, whatever the
-    seeds. What routers keep between steps (prices, biases, proposals that choose themselves) is the same on all ranks:
+    seeds. What routers keep between steps (prices, biases, automatic proposals) is the same on all ranks:
     `routings.update()` then communicates, and every rank has to call it.
 
     Args:

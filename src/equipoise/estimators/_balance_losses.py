@@ -72,7 +72,8 @@ def marginal_entropy_loss(
     .. math::
         \sum_j P_j \log P_j, \qquad P_j = \frac{1}{n} \sum_i p_{ij},
 
-    between -log k, where the experts are equally likely on average, and 0. Rows may still be as sure as they like.
+    between -log k, where the experts are equally likely on average, and 0. It does not depend on how certain each
+    single row is.
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
@@ -140,6 +141,10 @@ def mean_probabilities(
 
     Returns:
         [..., k]; 0 where every row is masked.
+
+    Example:
+        >>> mean_probabilities(torch.tensor([[1.0, 0.0], [0.5, 0.5]]).log())
+        tensor([0.7500, 0.2500])
     """
     log_p = _at_least_float32(log_p)
     p = log_p.exp() if mask is None else torch.where(mask.unsqueeze(-1), log_p, -torch.inf).exp()

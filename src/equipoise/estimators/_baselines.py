@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from equipoise._core import check_fraction, check_shape, compact_repr
+from equipoise._core import all_finite, check_fraction, check_shape, compact_repr, reads_values
 from equipoise.estimators._checks import check_rows_independent, check_several_draws
 from equipoise.sampling import THIS_PROCESS, Sample, Scope
 
@@ -41,19 +41,32 @@ def ema_update(
 
     Returns:
         The new average, detached, of the shape of the old and at least float32.
+
+    Example:
+        >>> ema_update(torch.tensor(1.0), torch.tensor([2.0, 4.0]), torch.tensor([True, True]), decay=0.5)
+        tensor(2.)
     """
     kept = kept.kept if isinstance(kept, Sample) else kept
     check_shape("losses", losses, kept.shape, "one loss a row, f(x_i, z_i)")
     if value.ndim > 0:
         check_shape("value", value, losses.shape[:-1], "one number for each problem")
     dtype = torch.promote_types(losses.dtype, torch.float32)
-    rows, total = kept.sum(-1), torch.where(kept, losses, 0.0).sum(-1, dtype=dtype)
+    rows, total = kept.sum(-1), _sum_kept(losses, kept, dtype)
     if value.ndim == 0:
         rows, total = rows.sum(), total.sum()
     rows, total = scope.everywhere(rows), scope.everywhere(total)
     value = value.to(total)
     decay = decay.to(total) if isinstance(decay, Tensor) else decay
     return torch.where(rows > 0, decay * value + (1 - decay) * (total / rows.clamp_min(1)), value)
+
+
+def _sum_kept(losses: Tensor, kept: Tensor, dtype: torch.dtype) -> Tensor:
+    """Adds up the losses of the rows that were kept, whatever the others hold."""
+    if reads_values(losses, kept):
+        total = (losses * kept).sum(-1, dtype=dtype)  # faster than choosing, and the same if all losses are finite
+        if all_finite(total):
+            return total
+    return torch.where(kept, losses, 0.0).sum(-1, dtype=dtype)
 
 
 class EMABaseline:
@@ -63,10 +76,10 @@ class EMABaseline:
         b_t = \frac{\sum_{s < t} \lambda^{t-1-s} f_s}{\sum_{s < t} \lambda^{t-1-s}}, \qquad b_0 = \text{start},
 
     with f_s the plain mean of the losses over the rows kept at step s: an average of what was seen from the second step
-    on, as Adam corrects its moments. With `corrected=False` it is the paper's,
-    :math:`b_{t+1} = \lambda b_t + (1 - \lambda) f_t`, which remembers its start for some 1 / (1 - lambda) steps: until
-    then b is too small, and the score-function term many times too large. Read `value` first, `update` afterwards: the
-    value then depends on past batches only, and subtracting it is unbiased under every way of sampling.
+    on, as Adam corrects its moments. With `corrected=False` it is the paper's, :math:`b_{t+1} = \lambda b_t + (1 -
+    \lambda) f_t`, which depends on its start for about 1 / (1 - lambda) steps: until then b is too small, and the
+    score-function term many times too large. Read `value` first, `update` afterwards: the value then depends on past
+    batches only, and subtracting it is unbiased under every way of sampling.
 
     Example:
         >>> import equipoise.sampling as sampling
@@ -137,7 +150,7 @@ class EMABaseline:
         """Continues from a `state_dict`.
 
         Args:
-            state: of a baseline of the same shape. One of version 0.1, which has no "seen", has long been running.
+            state: of a baseline of the same shape. One of version 0.1 has no "seen", and counts as one of many batches.
         """
         check_shape("state['value']", state["value"], self.value.shape, "that of this baseline")
         self.value = state["value"].clone()
@@ -151,13 +164,13 @@ def leave_one_out_baseline(
     """Averages, for each row, the losses of the other rows of its batch that were kept; 0 where there is none.
 
     Unbiased when: the rows were sampled independently (`sample_independent`). Under skip and Gumbel-Matching the other
-    rows' experts depend on z_i, and this baseline is **biased**: refused, unless `allow_biased`. There,
-    `draws_baseline` over independent draws, or a statistic of past batches, does what this one is meant to do.
+    rows' experts depend on z_i, and this baseline is **biased**. It is refused there, unless `allow_biased`; use
+    `draws_baseline` over independent draws, or a statistic of past batches.
 
     Args:
         losses: f(x_i, z_i).
         s: the sample.
-        allow_biased: take it where it is biased too, to show that it is.
+        allow_biased: compute it where it is biased too, for experiments that show the bias.
 
     Returns:
         [..., n], detached.
@@ -190,8 +203,7 @@ def draws_baseline(
 
     over D independent draws of the whole batch, with v = 1 for a row that was kept in that draw and 0 for one that was
     not, or v its weight. Where a row was kept in no other draw, the average is over all rows of the other draws. The
-    estimate is the mean of `reinforce` over the draws, and D batches of experts are evaluated: for where they are
-    cheap.
+    estimate is the mean of `reinforce` over the draws. It evaluates the experts D times.
 
     Unbiased when: the draws are independent, each with noise of its own. Then b_i^d does not depend on draw d at all,
     so it may see every row of the others, under skip and Gumbel-Matching too.

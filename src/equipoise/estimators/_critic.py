@@ -27,10 +27,10 @@ class RegressionCritic:
         c_{ij} = \alpha_j + \beta_j^\top x_i, \qquad (\alpha_j, \beta_j) = \arg\min \sum_t \lambda^{T - t}
         \sum_{i : z_i^t = j} \left( f_i^t - \alpha_j - \beta_j^\top x_i^t \right)^2 + \text{ridge},
 
-    over the rows that expert j has processed. Only sums are kept (the normal equations, in float64). The ridge is
-    (1e-6 + 1 / rows) times the variance of each feature: as if one more row had said that the slope is 0. It does not
-    depend on the features' units, spares the intercept, and makes the fit well-posed from the first row on. An expert
-    that has processed no row yet is predicted to have the mean loss of the others; before the first batch all is 0.
+    over the rows that expert j has processed. Only sums are kept (the normal equations, in float64). The ridge is (1e-6
+    + 1 / rows) times the variance of each feature, about the effect of one more row with slope 0. It does not depend on
+    the features' units, leaves the intercept alone, and makes the fit well-posed from the first row on. An expert that
+    has processed no row yet is predicted to have the mean loss of the others; before the first batch all is 0.
 
     Without features it is the running mean of each expert's losses.
 

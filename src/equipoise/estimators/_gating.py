@@ -12,6 +12,7 @@ from equipoise._core import check_shape
 from equipoise.estimators._checks import check_one_round
 from equipoise.estimators._log_p_checks import check_log_p
 from equipoise.estimators._reinforce import active_rows, check_rows, checked_weight, mean_over_rows, only
+from equipoise.estimators._weighted import weighted_mean
 from equipoise.sampling import Sample
 
 
@@ -76,4 +77,5 @@ def gated_loss(
     """
     check_rows(log_p, s, losses, weight)
     weight = checked_weight(log_p, s, weight)
-    return mean_over_rows(only(active_rows(s, weight), weight * losses), s)
+    found = weighted_mean(s, losses, weight)
+    return mean_over_rows(only(active_rows(s, weight), weight * losses), s) if found is None else found

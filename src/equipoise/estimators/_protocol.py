@@ -25,10 +25,16 @@ class Noise(Record):
 
     Attributes:
         gumbel: standard Gumbel noise [..., n, k]; [..., m, n, k] for a strategy that averages m solves.
-        priority: uniform numbers that decide which rows are skipped; None for a strategy that skips none.
+        priority: uniform numbers that decide which rows are dropped; None for a strategy that drops none.
         coin: uniform numbers that decide which rows draw from the flat component, [..., n], or [..., m, n]; None for a
             strategy that mixes nothing in.
         pick: uniform numbers that decide which of m solves is used, [...]; None for a strategy that averages none.
+
+    Example:
+        >>> import equipoise as eq
+        >>> noise = eq.STRATEGIES["skip-iw"].draw_noise([4, 2])
+        >>> noise.gumbel.shape, noise.priority.shape, noise.coin
+        (torch.Size([4, 2]), torch.Size([4]), None)
     """
 
     gumbel: Float[Tensor, "*batch n k"]
@@ -53,7 +59,7 @@ def draw_noise(
 ) -> Noise:
     """Draws the noise for logits of a shape: Gumbel, priorities, coins, picks, in this order.
 
-    So what comes first is the same with and without what comes later.
+    With the same seed, what is drawn first is therefore the same with and without what is drawn later.
 
     Args:
         shape: [..., n, k].
@@ -98,6 +104,12 @@ class Strategy(Protocol):
     """A way to sample experts, with the weights that go with it. Meet it with any object; no base class is needed.
 
     These are the members that every strategy has. `StrategyTraits` lists those that it may have, with their defaults.
+
+    Example:
+        >>> import equipoise as eq
+        >>> strategy = eq.STRATEGIES["gm-iw"]
+        >>> isinstance(strategy, Strategy), strategy.unbiased, strategy.respects_capacity
+        (True, True, True)
     """
 
     @property
@@ -156,6 +168,10 @@ class StrategyTraits:
         mixes: whether a flat proposal is mixed in: `draw` takes `eps`, and `with_options(eps=)` sets it.
         averages: whether conditionals are averaged over several solves, whose number `with_options(solves=)` sets.
         paper: whether it is one of the paper's.
+
+    Example:
+        >>> StrategyTraits().mixes, StrategyTraits().averages
+        (False, False)
     """
 
     assigns_all: bool = False
@@ -194,7 +210,7 @@ def check_strategy(strategy: object) -> Strategy:
     """Requires an object that meets `Strategy`, and returns it.
 
     Args:
-        strategy: what a user hands in.
+        strategy: the object to check.
 
     Returns:
         The same object.

@@ -45,6 +45,24 @@ class WeightedSampler:
         solves: how many, where they are.
         paper: whether it is one of the paper's.
         doc: what it approximates, with what, what it requires, when it is unbiased.
+
+    Example:
+        >>> import equipoise as eq
+        >>> def uniform(log_p, noise, *, capacity=None, **how):
+        ...     return eq.sample_independent(torch.zeros_like(log_p), noise.gumbel, **how)
+        >>> strategy = WeightedSampler(
+        ...     name="uniform",
+        ...     label="Uniform",
+        ...     sampler=uniform,
+        ...     respects_capacity=False,
+        ...     assigns_all=True,
+        ...     unbiased=True,
+        ...     doc="Independent draws from the uniform distribution, w = p k.",
+        ... )
+        >>> log_p = torch.tensor([[0.25, 0.75]]).log()
+        >>> s, weight = strategy.draw(log_p, eq.Noise(torch.tensor([[0.0, 1.0]])))
+        >>> s.z, weight
+        (tensor([1]), tensor([1.5000]))
     """
 
     name: str

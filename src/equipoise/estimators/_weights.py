@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_shape
+from equipoise._core import check_shape, reads_values
 from equipoise.estimators._checks import check_one_round
 from equipoise.estimators._log_p_checks import check_stochastic, checked_log_p, checked_log_ratio
 from equipoise.sampling import Sample
@@ -54,11 +54,18 @@ def probability_ratio(
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1.
         s: the sample, drawn at temperature > 0.
-        finite: refuse a ratio that overflows, as `importance_weight` and the strategies do; False: it is inf, for
-            callers who look for themselves.
+        finite: whether a ratio that overflows is an error, as in `importance_weight` and the strategies; False: it is
+            returned as inf.
 
     Returns:
         [..., n], at least float32.
+
+    Example:
+        >>> import equipoise.sampling as sampling
+        >>> log_p = torch.tensor([[0.8, 0.2]]).log()
+        >>> s = sampling.sample_independent(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))  # drawn with probability 1/2
+        >>> probability_ratio(log_p, s)
+        tensor([1.6000])
     """
     check_one_round("weight=None", len(s.rounds))
     check_shape("log_p", log_p, s.log_q.shape, "that of the logits that were sampled")
@@ -70,7 +77,18 @@ def probability_ratio(
 
 
 def per_expert(s: Sample) -> Float[Tensor, "*batch n"]:
-    """Makes up for dropped rows within each expert: kept times n_j / min(n_j, c_j), eq. (3)."""
+    """Makes up for dropped rows within each expert: kept times n_j / min(n_j, c_j), eq. (3).
+
+    Example:
+        >>> import equipoise.sampling as sampling
+        >>> logits = torch.tensor([[5.0, 0.0], [5.0, 0.0], [0.0, 5.0]])
+        >>> s = sampling.sample_skip(logits, torch.zeros(3, 2), torch.tensor([0.1, 0.2, 0.3]), capacity=1)
+        >>> per_expert(s)
+        tensor([2., 0., 1.])
+    """
+    # On the CPU a look at the flags is free, and bool times float is not.
+    if reads_values(s.kept) and s.kept.numel() > 0 and bool(s.kept.view(torch.uint8).amin()):
+        return s.keep_weight
     return s.keep_weight * s.kept
 
 
@@ -78,6 +96,13 @@ def over_batch(s: Sample) -> Float[Tensor, "*batch n"]:
     """Makes up for dropped rows over the whole batch: kept times n / sum(kept), the average over what is left.
 
     Biased: rows of crowded experts are dropped more often than others, and nothing makes up for that.
+
+    Example:
+        >>> import equipoise.sampling as sampling
+        >>> logits = torch.tensor([[5.0, 0.0], [5.0, 0.0], [0.0, 5.0]])
+        >>> s = sampling.sample_skip(logits, torch.zeros(3, 2), torch.tensor([0.1, 0.2, 0.3]), capacity=1)
+        >>> over_batch(s)
+        tensor([1.5000, 0.0000, 1.5000])
     """
     left = s.scope.total(s.kept.sum(-1, keepdim=True)).clamp_min(1).to(s.keep_weight.dtype)
     n = s.scope.count(s.z.shape[-1]) if s.mask is None else s.scope.total(s.mask.sum(-1, keepdim=True))

@@ -304,9 +304,10 @@ def expert_bias(
 ) -> Float[Tensor, "*batch E"]:
     r"""Computes the bias that balances a batch: `(logits + bias).topk(top_k)` gives every expert K T / E rows.
 
-    Minus the prices of the exact balanced assignment, shifted to mean 0. But for rows that are tied at these prices, at
-    most about one an expert, the K largest of logits plus bias are the optimal balanced choice. What loss-free biases
-    and quantile balancing approach in many steps; for people who keep their own router.
+    The bias is minus the prices of the exact balanced assignment, shifted to mean 0. The K largest of logits plus bias
+    are the optimal balanced choice, except for rows that are tied at these prices, at most about one an expert.
+    Loss-free biases and quantile balancing approach this vector in many steps. It is for people who keep their own
+    router.
 
     Args:
         logits: what the router compares; the bias is in their units.

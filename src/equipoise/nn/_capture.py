@@ -134,8 +134,8 @@ def capture(
 
     Layers are found at any depth. The records come in order of execution, one for every call of a layer, and once under
     activation checkpointing. Captures nest: when the inner one ends, its records are added to the outer one. Works on a
-    compiled model without a graph break; the first step with a capture compiles once more. (Layers that are compiled
-    one by one and run without gradients leave no trace of their order: there it is that of `model.modules()`.)
+    compiled model without a graph break; the first step with a capture compiles once more. (The order of layers that
+    are compiled one by one and run without gradients is not known: their records have the order of `model.modules()`.)
 
     Args:
         model: holds at least one `MoE`, or is one. Wrappers (`torch.compile`, data parallelism) are fine.

@@ -23,7 +23,7 @@ _LAYOUTS = ("auto", "ragged", "padded")
 
 @runtime_checkable
 class Dispatcher(Protocol):
-    """What a layer asks of a dispatcher. Local here; with experts on several machines it communicates.
+    """The interface of a dispatcher, which takes rows to their experts and outputs back to the rows.
 
     `dispatch` groups rows by expert and returns them with metadata of the dispatcher's own kind, frozen; `combine`
     takes the experts' outputs, in the layout of the groups, back to the tokens, multiplied by the routing's scores.
@@ -83,11 +83,11 @@ class LocalDispatcher:
 
     An exactly balanced routing gives even groups without padding. Otherwise rows are sorted by expert without gaps
     ("ragged", dropped choices last), or, where a capacity is known, each expert has that many slots and zero rows pad
-    them ("padded"). Ragged groups cost nothing for rows that are not there; even ones need no count on the host.
+    them ("padded"). Ragged groups have no padding to compute; even ones need no count on the host.
 
     Args:
-        layout: "auto" takes ragged groups on a CPU and without a capacity, padded ones on other devices; "ragged" and
-            "padded" insist (padded groups without a capacity have T slots an expert).
+        layout: "auto" takes ragged groups on a CPU and without a capacity, padded ones on other devices. "ragged" and
+            "padded" are used as they are; padded groups without a capacity have T slots an expert.
 
     Example:
         >>> import equipoise as eq

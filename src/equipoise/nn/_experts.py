@@ -38,7 +38,7 @@ def here(x: Tensor) -> Tensor:
 
 
 class Experts(Protocol):
-    """What a layer asks of its experts: outputs for grouped rows, in the same layout."""
+    """The interface of experts: a module that computes outputs for grouped rows, in the same layout."""
 
     def __call__(self, groups: Grouped, /) -> Float[Tensor, "m dim"]:
         """Applies each expert to its group.
@@ -47,7 +47,7 @@ class Experts(Protocol):
             groups: rows grouped by expert.
 
         Returns:
-            The outputs, row for row; zero for rows that belong to nobody.
+            The outputs, row for row; zero for rows that belong to no expert.
         """
         ...
 
@@ -101,7 +101,7 @@ class _StackedExperts(nn.Module):
             groups: rows grouped by expert, of the parameters' dtype; under autocast of any.
 
         Returns:
-            The outputs, row for row; zero for rows that belong to nobody.
+            The outputs, row for row; zero for rows that belong to no expert.
         """
         check_tokens("rows", groups.rows, None, self.dim)
         device = autocast_device(groups.rows.device)

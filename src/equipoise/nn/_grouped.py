@@ -15,15 +15,20 @@ from torch import Tensor
 class Grouped:
     """Rows grouped by expert, in one of two layouts, both of a shape that is known before any value is.
 
-    - Even (`slots` is a number): expert e owns rows e * slots to (e + 1) * slots - 1. Its own come first; zero rows pad
-      the rest, of which there are none in an exactly balanced batch.
-    - Ragged (`slots` is None): the groups follow each other without gaps. Rows behind the last group belong to nobody
-      (dropped ones): no expert reads them, and their output is zero.
+    - Even (`slots` is a number): expert e owns rows e * slots to (e + 1) * slots - 1. The rows of the expert come
+      first, then zero rows as padding. An exactly balanced batch has no padding.
+    - Ragged (`slots` is None): the groups follow each other without gaps. Rows behind the last group are dropped
+      ones: they belong to no expert, and their output is zero.
 
     Attributes:
         rows: what the experts process, [m, dim].
         counts: the rows that each expert was given, int64 [E], padding not counted.
         slots: rows reserved for each expert, or None.
+
+    Example:
+        >>> groups = Grouped(rows=torch.randn(6, 8), counts=torch.tensor([1, 2, 3]), slots=None)
+        >>> groups.num_experts, groups.ends().tolist()
+        (3, [1, 3, 6])
     """
 
     rows: Float[Tensor, "m dim"]

@@ -87,7 +87,7 @@ def pair_baselines(
 @torch.no_grad()
 def read_baselines(
     pairs: Sequence[tuple[Baseline, Residual | None]],
-    losses: Float[Tensor, " T"],
+    losses: Sequence[Float[Tensor, " T"]],
     active: Bool[Tensor, " T"],
     shape: Sequence[int],
     moves: bool,
@@ -97,7 +97,7 @@ def read_baselines(
 
     Args:
         pairs: from `pair_baselines`.
-        losses: f, flattened.
+        losses: f, flattened, less what a critic predicts; for each pair.
         active: rows to learn from.
         shape: of the tokens.
         moves: whether to learn.
@@ -106,11 +106,11 @@ def read_baselines(
     Returns:
         One entry for each pair.
     """
-    found = [_read(baseline, residual, losses, shape) for baseline, residual in pairs]
-    learners = {id(baseline): (baseline, r) for (baseline, _), (_, r) in zip(pairs, found, strict=True)}
+    found = [_read(baseline, residual, f, shape) for (baseline, residual), f in zip(pairs, losses, strict=True)]
+    learners = {id(own): (own, r, f) for (own, _), (_, r), f in zip(pairs, found, losses, strict=True)}
     if moves:
-        for baseline, r in learners.values():  # one that serves several layers sees a batch once
-            _learn(baseline, r, losses, active, scope)
+        for own, r, f in learners.values():  # one that serves several layers sees a batch once
+            _learn(own, r, f, active, scope)
     return [b for b, _ in found]
 
 

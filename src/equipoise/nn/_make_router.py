@@ -56,8 +56,14 @@ class RoutingOptions(TypedDict, total=False):
         z_loss: weight of the z-loss, 0 by default.
         rate: of `loss-free`: what the bias moves by after each step, in logit units, 0.001 by default. Short runs need
             more.
+        seed: of `hash`: picks the hash function, 0 by default. Give each layer its own: two hashes of a token tell
+            the model more than one. (A token prior has a seed too, see `TokenPrior`.)
         token_prior: a `TokenPrior`, or the size of the vocabulary: a learnt table by token id that is added to the
             logits and starts at a hash. The layer then needs `token_ids`. None, the default: no table.
+
+    Example:
+        >>> import equipoise as eq
+        >>> moe = eq.nn.MoE(16, 4, router="skip-iw", temperature=eq.nn.LinearSchedule(2.0, 1.0, steps=100), z_loss=1e-3)
     """
 
     eval_capacity_factor: float | None
@@ -73,6 +79,7 @@ class RoutingOptions(TypedDict, total=False):
     marginal_entropy: float | None
     z_loss: float
     rate: float
+    seed: int
     token_prior: TokenPrior | int | None
 
 
@@ -87,6 +94,7 @@ _OF_RULES: dict[str, Any] = {
     "solves": None,
     "target_sample_size": 0.5,
     "rate": 1e-3,
+    "seed": 0,
 }
 _OF_LOSSES: dict[str, float | None] = {"balance_loss": None, "marginal_entropy": None, "z_loss": 0.0}
 

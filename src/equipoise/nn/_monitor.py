@@ -31,7 +31,7 @@ LEAST_SAMPLE_SIZE = 0.25
 
 
 class RoutingWarning(UserWarning):
-    """Routing has been bad for so long that the model will not train well."""
+    """Routing has been bad for hundreds of steps; the message names the layers and what to change."""
 
 
 class Monitor:

@@ -17,7 +17,7 @@ class NamedRouter:
         name: what `MoE(router=...)` takes.
         make: builds the rule, from the number of experts, a device, and the options that it uses.
         options: those options, of top_k, loss, sinkhorn_first, importance, temperature, eps, solves,
-            target_sample_size and rate.
+            target_sample_size, rate and seed.
         balance_loss: the weight of the balance loss, unless the user sets it.
         marginal_entropy: the weight of the marginal-entropy loss, unless the user sets it.
         evaluation: what it does in evaluation, unless the user sets it.

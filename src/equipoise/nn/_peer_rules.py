@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from equipoise._core import check_at_least
+from equipoise._core import check_at_least, check_seed
 from equipoise.nn._named_router import NamedRouter, without_buffers
 from equipoise.nn._routing import Routing
 from equipoise.nn._rules import RouteRequest
@@ -154,6 +154,10 @@ class Hash:
     top_k: ClassVar[int] = 1
     limited: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        """Checks the seed."""
+        check_seed("seed", self.seed)
+
     def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest) -> Routing:
         """Chooses experts.
 
@@ -252,6 +256,7 @@ PEER_ROUTERS = (
     NamedRouter(
         name="hash",
         make=without_buffers(Hash),
+        options=("seed",),
         inert="a hash routes without looking at the router's probabilities",
         doc="a fixed hash of the token ids if given, else of the position; not gated",
     ),

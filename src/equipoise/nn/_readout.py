@@ -52,8 +52,8 @@ class Readout(nn.Module):
         r_i^l = \text{loss}(\text{head}(h_i^l), y_i), \qquad b_i^l = \alpha_l + \beta_l r_i^l
 
     with h_i^l the hidden state that enters layer l, cut off from the graph: the model does not learn from the readout.
-    `ResidualBaseline` fits the second half. Where leaving the experts out of the model costs a second forward pass,
-    this costs one matrix product, and it sees what the layers below have made of the token.
+    `ResidualBaseline` fits the second half. Computing the loss without experts takes a second forward pass.
+    A readout takes one matrix product, and uses what the layers below have computed for the token.
 
     Unbiased for: the router of layer l, and of layers after it. h_i^l has seen the experts that layers before l gave
     the token, but none of layer l, so that given all of that, b_i^l is a constant in layer l's score-function term.

@@ -24,9 +24,8 @@ class ResidualBaseline(WideBuffers):
         \alpha = \text{E} f - \beta \text{E} r,
 
     with r_i the loss of token i when the experts' output is left out, f_i its loss with it, and moments that are
-    running averages over past batches. Tokens differ far more than experts do: a constant baseline leaves those
-    differences in the score-function term, where they drown the effect of the expert. What r explains of f, this
-    removes.
+    running averages over past batches. Losses differ far more between tokens than between experts. A constant baseline
+    leaves those differences in the score-function term, as noise. This baseline removes the part of f that r explains.
 
     Unbiased when: r_i does not depend on any expert that token i was given. With one layer that is the loss with the
     layer's output left out (the residual stream goes on). With several, leave out **all** of them: an r that has seen

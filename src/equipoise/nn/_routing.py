@@ -48,6 +48,13 @@ class Routing(Record):
         scope: the rows that shared the capacity, and that telemetry is about.
         balance_losses: scalars to add to the loss, with their weights in them; only those whose weight is not 0.
         selection: what was compared before any prices, where that is not the logits (see `Scoring`).
+
+    Example:
+        >>> import equipoise as eq
+        >>> routing = eq.nn.make_router("topk", 8, 4, top_k=2)(torch.randn(3, 5, 8))
+        >>> logits, scores, indices = routing
+        >>> indices.shape, routing.shape, routing.stats.to_dict()["fraction_dropped"]
+        (torch.Size([15, 2]), (3, 5), 0.0)
     """
 
     logits: Float[Tensor, "T E"]

@@ -40,6 +40,15 @@ class RouteRequest:
         scoring: what the logits mean; None: a softmax, and the factors that the rule says.
         selection: what the rule compares, where that is not the logits.
         scope: the rows that share the capacity: those of the logits, or those of several ranks.
+
+    Example:
+        A rule that sends every row to expert 0:
+
+        >>> import equipoise as eq
+        >>> def first(logits, request):
+        ...     return request.route(torch.zeros(len(logits), 1, dtype=torch.int64), logits.new_ones(len(logits), 1))
+        >>> eq.nn.make_router(first, 8, 4)(torch.randn(6, 8)).stats.load.tolist()
+        [6, 0, 0, 0]
     """
 
     logits: Float[Tensor, "T E"]
@@ -108,6 +117,13 @@ class RoutingRule(Protocol):
     """Anything callable like this: a function, an object, or, where there is state, an `nn.Module` with buffers.
 
     `RuleTraits` lists the attributes that a rule may have, with their defaults.
+
+    Example:
+        >>> import equipoise as eq
+        >>> def largest(logits, request):
+        ...     return eq.nn.choose_top(logits.detach(), request)
+        >>> eq.nn.MoE(8, 4, router=largest)(torch.randn(5, 8)).shape
+        torch.Size([5, 8])
     """
 
     def __call__(self, logits: Float[Tensor, "T E"], request: RouteRequest, /) -> Routing:
@@ -133,11 +149,15 @@ class RuleTraits:
         limited: whether the layer's capacity factor concerns it in training.
         assigns_all: whether every row gets an expert. A rule that is limited too needs a capacity factor of at least 1.
         mixes: whether it takes `RouteRequest.eps`.
-        reads_logits: whether the logits have a say in what it chooses; prices in logit units mean nothing otherwise.
+        reads_logits: whether its choice depends on the logits; prices in logit units mean nothing otherwise.
         gated: whether the router's probabilities multiply the experts' outputs, for `evaluation="priced"`.
         factors: from log_p and indices to the factors of the experts' outputs, for `evaluation="priced"`; None: those
             of `choose_top`.
         observe: called with each `Routing` after its step, to update the rule's state; None: it has none.
+
+    Example:
+        >>> RuleTraits().top_k, RuleTraits().assigns_all
+        (1, False)
     """
 
     top_k: int = 1
@@ -177,7 +197,7 @@ def drop_overflow(
     """Limits every expert to its first `capacity` rows, by position; all first choices come before all second ones.
 
     Args:
-        indices: the experts that each row asks for; `num_experts` stands for "no expert".
+        indices: the experts that each row chose; `num_experts` stands for "no expert".
         num_experts: E.
         capacity: rows that an expert may take; None: no limit.
         mask: rows that take an expert; the others take up no room.

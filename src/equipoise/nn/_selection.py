@@ -41,6 +41,14 @@ def choose_top(
 
     Raises:
         ValueError: a row that is not masked has NaN or +inf, or nothing but -inf.
+
+    Example:
+        >>> import equipoise as eq
+        >>> def by_price(logits, request):
+        ...     return choose_top(logits.detach() - torch.tensor([9.0, 0.0]), request)
+        >>> router = eq.nn.make_router(by_price, None, 2)
+        >>> router.route(torch.tensor([[3.0, 0.0], [0.0, 1.0]])).indices.flatten().tolist()
+        [1, 1]
     """
     wanted = _largest(selection.detach(), request, top_k)
     return choose(wanted, request, gated=gated, prices=prices, work=work)
@@ -54,10 +62,10 @@ def choose(
     prices: Float[Tensor, "E"] | None = None,
     work: Int[Tensor, ""] | None = None,
 ) -> Routing:
-    """Gives each row the experts it wants, as far as the capacity goes, with their factors as in `choose_top`.
+    """Gives each row the experts that a rule chose for it, within the capacity, with their factors as in `choose_top`.
 
     Args:
-        wanted: the experts that each row asks for.
+        wanted: the experts that the rule chose for each row.
         request: of the rule.
         gated: whether the router's probabilities multiply the outputs.
         prices: to be passed on.
@@ -65,6 +73,13 @@ def choose(
 
     Returns:
         The decision.
+
+    Example:
+        >>> import equipoise as eq
+        >>> def alternate(logits, request):
+        ...     return choose(torch.arange(len(logits))[:, None] % request.num_experts, request, gated=False)
+        >>> eq.nn.make_router(alternate, 8, 4)(torch.randn(8, 8)).stats.load.tolist()
+        [2, 2, 2, 2]
     """
     indices = drop_overflow(wanted, request.num_experts, request.capacity, request.mask, request.scope)
     chosen = indices < request.num_experts

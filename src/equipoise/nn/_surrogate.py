@@ -13,17 +13,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from equipoise._core import check_critic, check_floating, check_mask, check_one_of
-from equipoise.estimators import EMABaseline, expected_critic, score_function
+from equipoise.estimators import EMABaseline, score_function
 from equipoise.nn._capture import Emission
 from equipoise.nn._credit import CREDITS, WEIGHTS, counted_rows, credited, product_weight
 from equipoise.nn._graph import missing_outputs
 from equipoise.nn._layer_baselines import Baseline, LayerBaselines, Residual, pair_baselines, read_baselines
+from equipoise.nn._layer_critics import Critics, add_back, fit_critics, read_drawn
 from equipoise.nn._readouts import Readouts
 from equipoise.nn._recompute import Pending, expect
 from equipoise.nn._routings import Routings
 from equipoise.nn._surrogate_checks import (
     check_captured,
-    check_critic_graph,
+    check_critic_credit,
+    check_critic_layer,
     check_critic_use,
     check_graph,
     check_routings,
@@ -46,12 +48,23 @@ class SurrogateLoss:
         task: the plain mean of the token losses that count, detached.
         balance: the sum of the balance losses of all layers, detached.
         readout: the sum of the readouts' losses, detached, which is gradient and no value of `loss`; None without.
+        critic: the same of the critics' squared errors; None without critics that learn.
+
+    Example:
+        >>> import equipoise as eq
+        >>> moe, x = eq.nn.MoE(8, 4), torch.randn(16, 8)
+        >>> with eq.nn.capture(moe) as routings:
+        ...     losses = (x + moe(x)).square().mean(-1)
+        >>> parts = eq.nn.Surrogate().parts(losses, routings)
+        >>> torch.allclose(parts.loss, parts.task + parts.balance), parts.readout
+        (True, None)
     """
 
     loss: Float[Tensor, ""]
     task: Float[Tensor, ""]
     balance: Float[Tensor, ""]
     readout: Float[Tensor, ""] | None = None
+    critic: Float[Tensor, ""] | None = None
 
 
 class Surrogate(nn.Module):
@@ -166,6 +179,8 @@ class Surrogate(nn.Module):
         super().__init__()
         check_one_of("credit", credit, CREDITS)
         check_one_of("weights", weights, WEIGHTS)
+        if isinstance(baseline, Readouts) and baseline.critics:
+            check_critic_credit(credit)
         self.credit = credit
         self.weights = weights
         listed = isinstance(baseline, Sequence)
@@ -250,28 +265,52 @@ class Surrogate(nn.Module):
         n = _rows_that_count(losses, counted, scope)
         active = weight != 0  # a row of weight 0 has no term, whatever its loss holds
         value = torch.where(active, weight * losses, 0.0).sum() / n
-        left, readout = losses.detach(), None
-        task = (left if counted is None else torch.where(counted, left, 0.0)).sum() / n
-        if critic is not None:
-            left, added = _less_critic(left, critic, emissions[0], counted, value.requires_grad)
-            value = value + added / n
+        f = losses.detach()
+        task = (f if counted is None else torch.where(counted, f, 0.0)).sum() / n
+
+        critics: list[Tensor | None] = [None] * len(emissions)
+        readout = None
         if isinstance(own, Readouts):
-            pairs, readout = own(routings, emissions, targets, token_losses.shape, counted)
-            value = value + (readout - readout.detach())
-        moves = self.training and torch.is_grad_enabled()
-        baselines = read_baselines(pairs, left, active, token_losses.shape, moves, scope)
-
-        def credit(b: Tensor | float) -> Tensor:
-            advantage = torch.where(active, weight * (left - b), 0.0)
-            return credited(advantage, shape, self.credit, scope) / n
-
-        credits = [credit(b) for b in baselines]
+            found = own(routings, emissions, targets, token_losses.shape, counted)
+            pairs, critics, readout = found.pairs, found.critics, found.loss
+        if critic is not None:
+            critics = [critic.detach().reshape(emissions[0].routing.log_p.shape)]
+        if any(c is not None for c in critics):
+            product, graph = self.weights == "all", value.requires_grad
+            value = value + add_back(critics, emissions, counted, product=product, differentiable=graph) / n
+        advantages, fit = self._advantages(f, active, pairs, critics, emissions, token_losses.shape)
+        credits = [
+            credited(torch.where(active, weight * advantage, 0.0), shape, self.credit, scope) / n
+            for advantage in advantages
+        ]
         credits = credits if len(credits) > 1 else credits * len(emissions)
         if self.weights == "router":
             credits = [c * layer.weight for c, layer in zip(credits, routings, strict=True)]
+        for learnt in (readout, fit):
+            value = value if learnt is None else value + (learnt - learnt.detach())
         loss = _with_routers(value, credits, routings, emissions)
-        balance, readout = routings.balance_loss().detach(), None if readout is None else readout.detach()
-        return SurrogateLoss(loss=loss, task=task, balance=balance, readout=readout)
+        others = {name: None if x is None else x.detach() for name, x in (("readout", readout), ("critic", fit))}
+        return SurrogateLoss(loss=loss, task=task, balance=routings.balance_loss().detach(), **others)
+
+    def _advantages(
+        self,
+        f: Tensor,
+        active: Tensor,
+        pairs: Sequence[tuple[Any, Any]],
+        critics: Critics,
+        emissions: Sequence[Emission],
+        shape: Sequence[int],
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Computes f less critic and baseline, for each baseline, and the error of critics; lets baselines learn."""
+        drawn = read_drawn(critics, emissions)
+        lefts = [f if c is None else f - c.detach() for c in drawn]
+        moves = self.training and torch.is_grad_enabled()
+        # One baseline for all of several layers comes without critics: each is left the same.
+        lefts = lefts[: len(pairs)]
+        baselines = read_baselines(pairs, lefts, active, shape, moves, emissions[0].routing.scope)
+        learns = any(c is not None and c.requires_grad for c in drawn)
+        fit = fit_critics(drawn, f, baselines, active, emissions) if learns else None
+        return [left - b for left, b in zip(lefts, baselines, strict=True)], fit
 
     def _check(
         self, token_losses: Tensor, routings: Routings, mask: Tensor | None, critic: Tensor | None
@@ -284,7 +323,8 @@ class Surrogate(nn.Module):
         check_mask(mask, token_losses.shape)
         if critic is not None:
             layer = routings[0]
-            check_critic_use(len(routings), self.credit, len(layer.samples), layer.score_function)
+            check_critic_use(len(routings), self.credit)
+            check_critic_layer(len(layer.samples), layer.score_function)
             check_critic(critic, [*token_losses.shape, layer.num_experts])
         return shape
 
@@ -321,17 +361,6 @@ def _rows_that_count(losses: Tensor, counted: Tensor | None, scope: Scope) -> An
         return max(losses.shape[0], 1) if counted is None else counted.sum().clamp_min(1)
     own = torch.tensor(losses.shape[0], device=losses.device) if counted is None else counted.sum()
     return scope.total(own).clamp_min(1) / scope.ranks
-
-
-def _less_critic(
-    left: Tensor, critic: Tensor, emission: Emission, counted: Tensor | None, differentiable: bool
-) -> tuple[Tensor, Tensor]:
-    """Returns the losses less the critic at the experts drawn, and the sum of what that takes away in expectation."""
-    check_critic_graph(emission.grad_enabled or not differentiable)
-    layer = emission.routing
-    c = critic.detach().reshape(layer.log_p.shape).to(layer.log_p.dtype)
-    (sample,) = layer.samples
-    return left - sample.at_z(c), expected_critic(layer.log_p, c, counted).sum()
 
 
 def _with_routers(

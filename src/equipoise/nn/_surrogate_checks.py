@@ -94,13 +94,26 @@ def check_same_routing(indices: Tensor, before: Tensor) -> None:
         )
 
 
-def check_critic_use(layers: int, credit: str, experts: int, score_function: bool) -> None:
-    """Requires one layer that draws one expert a token and learns by the score function, where there is a critic."""
+def check_critic_use(layers: int, credit: str) -> None:
+    """Requires one layer, and credit for a token's own loss, where a critic is given."""
     if layers != 1 or credit != "token":
         raise ValueError(
             f"critic must come with one layer and credit 'token', got {layers} layers and credit {credit!r}: "
-            "it predicts the loss by a token's expert in one layer; for several, list a baseline for each"
+            "it predicts the loss by a token's expert in one layer; for several, use Readouts(..., critic=True)"
         )
+
+
+def check_critic_credit(credit: str) -> None:
+    """Requires credit for a token's own loss where readouts have critics."""
+    if credit != "token":
+        raise ValueError(
+            f"credit must be 'token' with Readouts(..., critic=True), got {credit!r}: a critic predicts a token's own "
+            "loss; build the Readouts without one"
+        )
+
+
+def check_critic_layer(experts: int, score_function: bool) -> None:
+    """Requires a layer that draws one expert a token and learns by the score function, where there is a critic."""
     if not score_function or experts != 1:
         got = f"top_k = {experts}" if score_function else "one that learns through its gates"
         raise ValueError(

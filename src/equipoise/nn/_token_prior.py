@@ -21,15 +21,16 @@ from equipoise.nn._router_checks import check_strength, check_token_ids
 class TokenPrior:
     """What `token_prior=` of a router takes.
 
-    A router starts out nearly uniform, so that every expert sees random tokens and learns the same; a hash of the token
-    gives each expert tokens of its own at once, but learns nothing. With a token prior the router's logits are
+    A router starts out nearly uniform, so every expert sees random tokens, and all experts learn the same. A hash of
+    the token gives each expert tokens of its own from the first step, but does not learn. With a token prior the
+    router's logits are
 
     .. math::
         a_{ij} = (W x_i)_j + A_{t_i j},
 
     with t_i the id of token i and A a table that is trained with the rest. A starts at `strength` where j is the hashed
     expert of the id, and at 0 elsewhere: at strength 0 nothing is preferred, and at 6 with 8 experts a token takes its
-    hashed expert with probability 0.98. The table is part of the logits, so every estimator stays what it is.
+    hashed expert with probability 0.98. The table is part of the logits, so estimators that are unbiased stay so.
 
     Attributes:
         vocab_size: V; ids are in [0, V).

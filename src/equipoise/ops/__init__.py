@@ -11,6 +11,8 @@ from equipoise.ops._shortest_paths import ShortestPaths as ShortestPaths
 from equipoise.ops._shortest_paths import floyd_warshall as floyd_warshall
 from equipoise.ops._shortest_paths import negative_cycles as negative_cycles
 from equipoise.ops._shortest_paths import visited as visited
+from equipoise.ops._take import take_column as take_column
+from equipoise.ops._weigh import weigh_rows as weigh_rows
 
 __all__ = [
     "ShortestPaths",
@@ -22,5 +24,7 @@ __all__ = [
     "log_softmax",
     "negative_cycles",
     "rank_within_groups",
+    "take_column",
     "visited",
+    "weigh_rows",
 ]

@@ -24,6 +24,9 @@ def count_groups(groups: Int[Tensor, "*batch n"], num_groups: int) -> Int[Tensor
         >>> count_groups(torch.tensor([1, 0, 1, 1]), 3)
         tensor([1, 3, 0])
     """
+    if num_groups == 2:  # a sum takes a tenth of the time
+        second = groups.sum(-1)
+        return torch.stack([groups.shape[-1] - second, second], -1)
     counts = groups.new_zeros([*groups.shape[:-1], num_groups])
     return counts.scatter_add_(-1, groups, torch.ones_like(groups))
 

@@ -20,9 +20,9 @@ def draw_gumbel(
         g = -\log(-\log(1 - u)), \quad u \sim \text{Uniform}(0, 1), \qquad P(g \le t) = \exp(-\exp(-t)).
 
     Adding them to logits and taking the largest entry of each row draws from the softmax of the row (the Gumbel-max
-    trick), so it is the upper tail, u near 0, that decides. A uniform of 24 bits, as `torch.rand` gives it in float32,
-    ends at 16.6 and is coarse long before; here u has 31 bits near 0 (53 in float64) and the logarithm is `log1p`.
-    Half precision is drawn in float32 and rounded. The result is always finite.
+    trick), so the upper tail matters most, where u is near 0. A uniform number of 24 bits, as `torch.rand` draws it in
+    float32, gives at most 16.6, in coarse steps; here u has 31 bits near 0 (53 in float64) and the logarithm is
+    `log1p`. Half precision is drawn in float32 and rounded. The result is always finite.
 
     Args:
         shape: the shape of the result, usually that of the logits.

@@ -19,6 +19,13 @@ class ShortestPaths:
         cost: the cost of the shortest path `[from, to]`; +inf where there is none. The diagonal is 0.
         next_node: the node after `from` on that path, so that repeating `j = next_node[j, to]` walks it; meaningless
             where `cost` is +inf.
+
+    Example:
+        >>> import torch
+        >>> from equipoise.ops import floyd_warshall
+        >>> paths = floyd_warshall(torch.tensor([[0.0, 1.0, 9.0], [9.0, 0.0, 1.0], [9.0, 9.0, 0.0]]))
+        >>> paths.cost[0, 2].item(), paths.next_node[0, 2].item()
+        (2.0, 1)
     """
 
     cost: Float[Tensor, "*batch k k"]

@@ -22,6 +22,14 @@ class AssignmentDistribution:
         z: the assignments.
         probability: of each assignment; sums to 1.
         num_experts: k.
+
+    Example:
+        >>> import torch
+        >>> from equipoise import reference
+        >>> z, probability = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0.75, 0.25]).double()
+        >>> coin = reference.AssignmentDistribution(z, probability, 2)
+        >>> coin.marginals().tolist()
+        [[0.75, 0.25], [0.25, 0.75]]
     """
 
     z: Int[Tensor, "m n"]

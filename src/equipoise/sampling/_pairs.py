@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise._core import in_transform
+from equipoise._core import reads_values
 from equipoise._core._threads import cut, run_blocks
 from equipoise.sampling._proposal import Proposal, draw_each_row
 
@@ -29,14 +29,11 @@ def fits_pairs(proposal: Proposal, *others: Tensor) -> bool:
     logits = proposal.logits
     return (
         logits.shape[-1] == 2
-        and type(logits) is Tensor  # not a tensor without values, nor one that is spread over devices
-        and logits.device.type == "cpu"
         and logits.numel() > 0
         and proposal.deterministic is False
         and proposal.mask is None
         and proposal.flat is None
-        and not torch.compiler.is_compiling()
-        and not in_transform()  # its tensors hide their values
+        and reads_values(logits)
         and all(x.dtype == logits.dtype for x in others)
     )
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equipoise._core import Record, compact_repr
-from equipoise.ops import count_groups, log_softmax
+from equipoise.ops import count_groups, log_softmax, take_column
 from equipoise.sampling._scope import Scope, this_process
 
 
@@ -21,7 +21,7 @@ class Sample(Record):
         log_q: log-probability with which row i drew expert j; the probabilities of a row sum to 1. Rows that are
             masked hold 0, without a meaning.
         kept: rows that their expert processes: False for those beyond its capacity, and for masked rows.
-        keep_weight: 1 / P(row i is kept | z) = n_j / min(n_j, c_j) for j = z_i; 1 where nothing is skipped, 0 for
+        keep_weight: 1 / P(row i is kept | z) = n_j / min(n_j, c_j) for j = z_i; 1 where nothing is dropped, 0 for
             masked rows.
         mask: rows that take an expert; None for all of them.
         capacity: rows that each expert could take; None where there was no limit.
@@ -33,6 +33,13 @@ class Sample(Record):
             after it. What is above is the first round's. `log_q` of a later one is given the rounds before, and -inf at
             a row's earlier experts.
         scope: the rows that shared the capacity.
+
+    Example:
+        >>> import equipoise as eq
+        >>> logits = torch.tensor([[0.0, 5.0], [0.0, 5.0], [5.0, 0.0]])
+        >>> s = eq.sample_skip(logits, torch.zeros(3, 2), torch.tensor([0.9, 0.2, 0.5]), capacity=1)
+        >>> s.z.tolist(), s.kept.tolist(), s.counts.tolist()
+        ([1, 1, 0], [False, True, True], [1, 2])
     """
 
     z: Int[Tensor, "*batch n"]
@@ -101,15 +108,10 @@ class Sample(Record):
 
     def at_z(self, x: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n"]:
         """Gathers [..., n, k] at the sampled experts; masked rows give 0."""
-        if self.mask is None and x.shape[-1] == 2:
-            # Choosing between two columns takes a fifth of the time of gather and of its gradient.
-            first, second = x.mT.unbind(-2)
-            return torch.where(self.z == 1, second, first)
         if self.mask is None:
-            return x.gather(-1, self.z.unsqueeze(-1)).squeeze(-1)
+            return take_column(x, self.z)
         # A masked row has no expert k to gather at: read any column, then put 0.
-        x_z = x.gather(-1, self.z.clamp_max(x.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
-        return torch.where(self.mask, x_z, 0.0)
+        return torch.where(self.mask, take_column(x, self.z.clamp_max(x.shape[-1] - 1)), 0.0)
 
     def log_prob(self, log_p: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n"]:
         r"""Computes the log-probability that the router gives to each row's experts, in the order of the rounds.

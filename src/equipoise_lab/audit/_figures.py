@@ -8,11 +8,12 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter
 
 from equipoise.audit import CONFIDENCE, GROUPS, POWER, AuditResult, Verdict
 from equipoise.estimators import PAPER_STRATEGIES
-from equipoise_lab._style import Label, Look, add_grid, label_column, new_figure, row, save, style
+from equipoise_lab._style import Label, Look, add_grid, label_column, look, new_figure, row, save, style
 from equipoise_lab.audit._recipe import Audit
 from equipoise_lab.audit._report import NAME, describe
 
@@ -23,11 +24,10 @@ _LOOKS: dict[Verdict, Look] = {
     "unbiased": Look(colour="#0b5cad", marker="o", filled=False),
 }
 _TICKS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
-# The figure of cost has the paper's strategies in grey, and what came after them in one hue for each way of sampling;
-# baselines have that of the strategy they are used with.
-_GREY, _DARK_GREY = "#8a8a8a", "#555555"
-_HUES = (("gm", "#8c2d04"), ("skip", "#0b5cad"), ("sample", "#1b7837"))
-_OTHER = "#6a3d9a"
+# The figure of cost has the paper's strategies in grey, and what came after them in the colour of how they sample,
+# which the marker shows too; baselines have that of the strategy they are used with.
+_DARK_GREY = "#555555"
+_WAYS = {"gm": "gm-iw", "skip": "skip-iw", "sample": "sample"}
 # The height of a name, as a fraction of that of the axes: a figure with few names and one with many.
 _LABEL_HEIGHT, _SMALL_LABEL_HEIGHT = 0.062, 0.034
 
@@ -37,14 +37,6 @@ def save_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> 
 
     A strategy whose bias was found is a filled square at the bias, with its confidence interval. One whose bias was not
     found is an open mark at the bias that would have been, with an arrow down: the bias is below that, or zero.
-
-    Args:
-        audit: the run.
-        outcomes: one for each strategy.
-        folder: where audit.svg and audit.png go.
-
-    Returns:
-        The files written.
     """
     # Baselines have a figure of their own; here they are shown if there is nothing else.
     shown = [o for o in outcomes if o.baseline == "none"] or outcomes
@@ -55,24 +47,18 @@ def save_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> 
         f"arrow down: none found; one at the mark would have been, with probability {POWER:g}"
     )
     sizes = ("standard deviation of one estimate / norm of the exact gradient", "bias / norm of the exact gradient")
-    return _save(folder, NAME, (9.6, 4.6), title, sizes, lambda axes, group: _draw_bias(axes, shown, group))
+    with style():
+        figure = _panels((9.6, 4.6), title, sizes, lambda axes, group: _draw_bias(axes, shown, group))
+        return save(figure, folder, NAME)
 
 
 def save_cost_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> list[Path]:
-    """Draws the variance of one estimate against the time it takes, on logarithmic axes, for router and experts.
-
-    Args:
-        audit: the run.
-        outcomes: one for each strategy and baseline.
-        folder: where audit-cost.svg and audit-cost.png go.
-
-    Returns:
-        The files written.
-    """
+    """Draws the variance of one estimate against the time it takes, on logarithmic axes, for router and experts."""
     title = (
         f"Variance against cost: {describe(audit)}\n"
         "grey: the paper's strategies   colour: mixtures, averages, baselines and critics   "
-        "filled: unbiased   open: biased or undecided\n"
+        "triangle: Gumbel-Matching   square: skipping   circle: independent\n"
+        "filled: unbiased   open: biased or undecided   "
         "down and left is better   dotted: equal variance in equal time, by averaging   "
         "baselines do not change the experts' gradient"
     )
@@ -80,32 +66,25 @@ def save_cost_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path
         "time of one estimate without the experts' own, microseconds",
         "variance of one estimate / squared norm of the exact gradient",
     )
-    return _save(
-        folder, f"{NAME}-cost", (10.6, 7.0), title, sizes, lambda axes, group: _draw_cost(axes, outcomes, group)
-    )
-
-
-def _save(
-    folder: Path,
-    name: str,
-    size: tuple[float, float],
-    title: str,
-    labels: tuple[str, str],
-    draw: Callable[[Axes, str], object],
-) -> list[Path]:
-    """Draws a panel for the router's gradient and one for the experts', on logarithmic axes."""
     with style():
-        figure = new_figure(*size)
-        panels = row(figure, len(GROUPS))
-        for axes, group in zip(panels, GROUPS, strict=True):
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            draw(axes, group)
-            axes.set_title(f"gradient of the {group}", fontweight="bold")
-            axes.set_xlabel(labels[0])
-        panels[0].set_ylabel(labels[1])
-        figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9)
-        return save(figure, folder, name)
+        figure = _panels((10.6, 7.0), title, sizes, lambda axes, group: _draw_cost(axes, outcomes, group))
+        return save(figure, folder, f"{NAME}-cost")
+
+
+def _panels(
+    inches: tuple[float, float], title: str, labels: tuple[str, str], draw: Callable[[Axes, str], object]
+) -> Figure:
+    """Draws a panel for the router's gradient and one for the experts', on logarithmic axes."""
+    figure = new_figure(*inches)
+    panels = row(figure, len(GROUPS))
+    for axes, group in zip(panels, GROUPS, strict=True):
+        axes.set(xscale="log", yscale="log")
+        draw(axes, group)
+        axes.set_title(f"gradient of the {group}")
+        axes.set_xlabel(labels[0])
+    panels[0].set_ylabel(labels[1])
+    figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9)
+    return figure
 
 
 def _draw_bias(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
@@ -129,25 +108,19 @@ def _draw_bias(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
 
 def _draw_mark(axes: Axes, outcome: AuditResult, group: str) -> float:
     """Draws one strategy and returns the height of its mark."""
-    finding, look = outcome.findings[group], _LOOKS[outcome.verdict]
+    finding, mark = outcome.findings[group], _LOOKS[outcome.verdict]
     x, (lower, upper) = finding.deviation, finding.bias_interval
     # The verdict is about router and experts together; either alone may show no bias.
     shown = outcome.verdict == "biased" and lower > 0.0
     y = min(max(finding.bias, lower), upper) if shown else finding.detectable
     if shown:
-        axes.plot([x, x], [lower, upper], color=look.colour, linewidth=1.4)
+        axes.plot([x, x], [lower, upper], color=mark.colour, linewidth=1.4)
     else:
-        arrow = {"arrowstyle": "-|>", "color": look.colour, "linewidth": 1.2}
+        arrow = {"arrowstyle": "-|>", "color": mark.colour, "linewidth": 1.2}
         axes.annotate("", xy=(x, y / 2.2), xytext=(x, y), arrowprops=arrow)
-    face = look.colour if look.filled and shown else "white"
-    how: dict[str, Any] = {
-        "markersize": 7.5,
-        "color": look.colour,
-        "markerfacecolor": face,
-        "markeredgewidth": 1.6,
-        "zorder": 3,
-    }
-    axes.plot([x], [y], look.marker, **how)
+    face = mark.colour if mark.filled and shown else "white"
+    how: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 3}
+    axes.plot([x], [y], mark.marker, color=mark.colour, markerfacecolor=face, **how)
     return y
 
 
@@ -157,11 +130,11 @@ def _draw_cost(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
     marks: list[Label] = []
     for outcome in sorted(shown, key=lambda o: o.findings[group].deviation):
         x, y = 1e6 * outcome.step_seconds, max(outcome.findings[group].deviation ** 2, 1e-12)
-        colour = _colour(outcome)
+        way = _way(outcome)
+        colour = _DARK_GREY if outcome.baseline == "none" and outcome.strategy.name in PAPER_STRATEGIES else way.colour
         face = colour if outcome.verdict == "unbiased" else "white"
-        axes.plot([x], [y], "o", markersize=7, color=colour, markerfacecolor=face, markeredgewidth=1.5, zorder=3)
-        written = _DARK_GREY if colour == _GREY else colour
-        marks.append(Label(x=x, y=y, text=outcome.name, colour=written, size=7.5))
+        axes.plot([x], [y], way.marker, markersize=7, color=colour, markerfacecolor=face, markeredgewidth=1.5, zorder=3)
+        marks.append(Label(x=x, y=y, text=outcome.name, colour=colour, size=7.5))
     xs, ys = [mark.x for mark in marks], [mark.y for mark in marks]
     span, height = max(max(xs) / min(xs), 3.0), max(max(ys) / min(ys), 3.0)
     left, column = min(xs) / span**0.1, max(xs) * span**0.15
@@ -177,10 +150,9 @@ def _draw_cost(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
     label_column(axes, marks, column, _SMALL_LABEL_HEIGHT)
 
 
-def _colour(outcome: AuditResult) -> str:
-    if outcome.baseline == "none" and outcome.strategy.name in PAPER_STRATEGIES:
-        return _GREY
-    return next((hue for start, hue in _HUES if outcome.strategy.name.startswith(start)), _OTHER)
+def _way(outcome: AuditResult) -> Look:
+    """Returns the look of the way in which a strategy samples."""
+    return look(next((name for start, name in _WAYS.items() if outcome.strategy.name.startswith(start)), "other"))
 
 
 def _set_ticks(axis: Axis, ticks: Sequence[float]) -> None:

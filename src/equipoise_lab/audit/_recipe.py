@@ -33,18 +33,14 @@ _DECAY = 0.9
 class Audit(Conditions):
     """One run of the audit.
 
-    Attributes:
-        strategies: names in `STRATEGIES`, or package.module:name.
-        baselines: names in `BASELINES`, each used with every strategy. None: "none" with every strategy, and the others
-            with three that stand for all, on half of the draws.
-        eps: mixture weight in place of that of the strategies that mix; None leaves it.
-        solves: solves in place of those of the strategies that average; None leaves them.
+    Every baseline is used with every strategy. None: "none" with every strategy, and the others with three that stand
+    for all, on half of the draws.
     """
 
-    strategies: tuple[str, ...] = tuple(STRATEGIES)
-    baselines: tuple[str, ...] | None = None
-    eps: float | None = None
-    solves: int | None = None
+    strategies: tuple[str, ...] = tuple(STRATEGIES)  # names, or package.module:name
+    baselines: tuple[str, ...] | None = None  # names in `BASELINES`
+    eps: float | None = None  # mixture weight in place of that of the strategies that mix; None leaves it
+    solves: int | None = None  # solves in place of those of the strategies that average; None leaves them
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
@@ -68,14 +64,7 @@ class Audit(Conditions):
 
 
 def prepare(run: Audit) -> dict[str, Strategy]:
-    """Finds the strategies and draws from each once, so that what one refuses is said before the work begins.
-
-    Args:
-        run: the run.
-
-    Returns:
-        The strategies by the names that the run calls them, with their code compiled.
-    """
+    """Finds the strategies and draws from each once, so that what one refuses is said before the work begins."""
     found = {name: get_strategy(name) for name in run.strategies}
     for option, value, has in (("eps", run.eps, "mixes"), ("solves", run.solves, "averages")):
         if value is not None and not any(getattr(strategy, has, False) for strategy in found.values()):
@@ -102,18 +91,7 @@ def measure(
     draws: int | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> AuditResult:
-    """Audits one strategy with one baseline.
-
-    Args:
-        strategy: from `prepare`.
-        run: the run.
-        baseline: one of `BASELINES`.
-        draws: in place of those of the run.
-        advance: told the number of draws made, after each batch.
-
-    Returns:
-        What was found.
-    """
+    """Audits one strategy with one baseline; `draws` replace those of the run, `advance` is told those made."""
     conditions = run if draws is None else replace(run, draws=draws)
     control = _Residual(draw_problem(run).residual) if baseline == "residual" else baseline
     return audit(strategy, conditions, baseline=control, advance=advance)

@@ -24,28 +24,14 @@ _STYLES = {"unbiased": "green", "biased": "bold red", "undecided": "yellow"}
 
 
 def write_figures(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> Path:
-    """Writes audit.json: options, machine, the test's error rates, the exact gradient and all that was found.
-
-    Args:
-        audit: the run.
-        outcomes: one for each strategy.
-        folder: where the file goes; created.
-
-    Returns:
-        The file.
-    """
+    """Writes audit.json: options, machine, the test's error rates, the exact gradient and all that was found."""
     exact = outcomes[0].evidence.exact
     router, experts = exact.view(2, audit.n, audit.k)
+    test = {"components": len(exact), "false_alarm": FALSE_ALARM, "power": POWER}
     figures = {
         "options": asdict(audit),
         "environment": environment(),
-        "test": {
-            "components": len(exact),
-            "false_alarm": FALSE_ALARM,
-            "power": POWER,
-            "tolerance": TOLERANCE,
-            "confidence": CONFIDENCE,
-        },
+        "test": {**test, "tolerance": TOLERANCE, "confidence": CONFIDENCE},
         "exact": {"router": router.tolist(), "experts": experts.tolist()},
         "exact_norm": {"router": float(router.norm()), "experts": float(experts.norm())},
         "strategies": [_strategy_figures(audit, outcome) for outcome in outcomes],
@@ -57,11 +43,8 @@ def write_figures(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -
 
 def _strategy_figures(audit: Audit, outcome: AuditResult) -> dict[str, Any]:
     evidence, judgement = outcome.evidence, outcome.judgement
-    vectors = {
-        "mean": evidence.mean,
-        "half_width": evidence.threshold(1.0 - CONFIDENCE),
-        "variance": evidence.variance,
-    }
+    half_width = evidence.threshold(1.0 - CONFIDENCE)
+    vectors = {"mean": evidence.mean, "half_width": half_width, "variance": evidence.variance}
     by_group = {
         group: {
             **asdict(finding),
@@ -133,26 +116,28 @@ def _part(outcome: AuditResult) -> str:
 
 def verdict_text(outcome: AuditResult) -> str:
     """The verdict, with what it would take where there is none."""
-    judgement = outcome.judgement
-    text = judgement.verdict
-    if text == "undecided":
-        more = judgement.more_estimates
-        text += (
-            ": no trace of bias" if more is None else f": needs {_round_up(more * _per_estimate(outcome))} more draws"
-        )
-    return text
+    if outcome.verdict != "undecided":
+        return outcome.verdict
+    more = _more_draws(outcome)
+    return f"undecided: needs {more} more draws" if more else "undecided: no trace of bias"
 
 
-def _per_estimate(outcome: AuditResult) -> int:
-    return outcome.draws // outcome.evidence.estimates
+def _more_draws(outcome: AuditResult) -> str:
+    """The draws that would decide, to two digits and rounded up, because the number is an estimate; empty: unknown."""
+    more = outcome.judgement.more_estimates
+    return round_up(more * (outcome.draws // outcome.evidence.estimates)) if more else ""
 
 
 def _row(outcome: AuditResult) -> list[Text]:
     judgement, found = outcome.judgement, outcome.findings
     router, experts = found["router"], found["experts"]
     possible = "-" if outcome.possible_weight is None else f"{outcome.possible_weight:.3g}"
-    more = _round_up(judgement.more_estimates * _per_estimate(outcome)) if judgement.more_estimates else "-"
-    cells = [more, f"{judgement.z:.1f} ({judgement.z_limit:.1f})", f"{router.bias:.4f}", f"{experts.bias:.4f}"]
+    cells = [
+        _more_draws(outcome) or "-",
+        f"{judgement.z:.1f} ({judgement.z_limit:.1f})",
+        f"{router.bias:.4f}",
+        f"{experts.bias:.4f}",
+    ]
     cells += [f"{judgement.detectable:.2g}", f"{router.deviation:.2f}", f"{experts.deviation:.2f}"]
     cells += [f"{outcome.effective:.2f}", f"{outcome.largest_weight:.3g}", possible]
     cells += [f"{outcome.dropped:.1%}", format_seconds(outcome.step_seconds)]
@@ -160,11 +145,11 @@ def _row(outcome: AuditResult) -> list[Text]:
     return [Text(outcome.name), verdict, *map(Text, cells)]
 
 
-def _round_up(count: int) -> str:
-    """Rounds up to two digits, because the number is an estimate.
+def round_up(count: int) -> str:
+    """Rounds up to two digits.
 
     Example:
-        >>> _round_up(659_100)
+        >>> round_up(659_100)
         '660,000'
     """
     unit = 10 ** max(len(str(count)) - 2, 0)

@@ -8,10 +8,10 @@ little as keeps their variance. Every rule routes a batch, observes it, and next
 Legend: T rows (tokens), E experts, K experts a row.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,7 @@ from equipoise.nn import RouteRequest, Routing, RoutingRule, choose_top, expert_
 from equipoise.nn._bias_rules import LossFree, Priced, Quantile
 from equipoise.nn._peer_rules import TopK
 from equipoise.ops import log_softmax
-from equipoise_lab.bench._benchmark import Measurement, Records, Step, check_run
+from equipoise_lab.bench._benchmark import Measurement, Step, check_run
 
 RANK = 16
 # In logit units a step. The published 0.001 moves a bias by at most 0.1 in 100 steps; popularities differ by 1.
@@ -39,31 +39,18 @@ RULES: dict[str, Callable[[int, int], RoutingRule]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BalanceBench:
-    """One run of the balance benchmark.
+    """One run of the balance benchmark."""
 
-    Attributes:
-        rows: T, of every batch.
-        experts: numbers of experts, E.
-        top_ks: numbers of experts a row, K.
-        drifts: standard deviations by which logits move in a step.
-        steps: after how many batches balance is measured, in increasing order.
-        routers: names in `RULES`.
-        trials: other logits, noise and drift for each; results are means.
-        fresh: batches that balance is measured on, each time.
-        floor_rows: rows of the batch whose prices set the floor.
-        seed: of the first trial.
-    """
-
-    rows: int = 4096
-    experts: tuple[int, ...] = (64, 128)
-    top_ks: tuple[int, ...] = (1, 2, 8)
-    drifts: tuple[float, ...] = (0.0, 0.01)
-    steps: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100)
+    rows: int = 4096  # T, of every batch
+    experts: tuple[int, ...] = (64, 128)  # numbers of experts, E
+    top_ks: tuple[int, ...] = (1, 2, 8)  # numbers of experts a row, K
+    drifts: tuple[float, ...] = (0.0, 0.01)  # standard deviations by which logits move in a step
+    steps: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100)  # batches after which balance is measured, increasing
     routers: tuple[str, ...] = tuple(RULES)
-    trials: int = 3
-    fresh: int = 4
-    floor_rows: int = 131_072
-    seed: int = 0
+    trials: int = 3  # other logits, noise and drift for each; results are means
+    fresh: int = 4  # batches that balance is measured on, each time
+    floor_rows: int = 131_072  # of the batch whose prices set the floor
+    seed: int = 0  # of the first trial
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
@@ -76,6 +63,23 @@ class BalanceBench:
                 raise ValueError(f"top_k must be from 1 to {min(self.experts) - 1}, got {top_k}: add experts")
         check_run(self)
 
+    def settings(self) -> list["Setting"]:
+        """Lists the settings of a run."""
+        return [Setting(e, k, drift) for e in self.experts for k in self.top_ks for drift in self.drifts]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Experts, experts a row, and drift of the logits."""
+
+    num_experts: int
+    top_k: int
+    drift: float
+
+    def key(self, trial: int) -> str:
+        """Names the measurement of all routers in one trial."""
+        return f"{self.num_experts} experts/K {self.top_k}/drift {self.drift:g}/trial {trial}"
+
 
 BALANCE_RECIPES = {
     "full": BalanceBench(),
@@ -83,23 +87,16 @@ BALANCE_RECIPES = {
 }
 
 
-def balance_key(num_experts: int, top_k: int, drift: float, trial: int) -> str:
-    """Names the measurement of all routers in one trial."""
-    return f"{num_experts} experts/K {top_k}/drift {drift:g}/trial {trial}"
-
-
 def balance_steps(bench: BalanceBench) -> list[Step]:
     """Lists the measurements of a run; one whole trial after the other, so that early results cover all settings."""
     return [
         Step(
-            key=balance_key(num_experts, top_k, drift, trial),
-            title=f"trial {trial}  {num_experts} experts  K = {top_k}  drift {drift:g}",
-            measure=functools.partial(_measure, bench, num_experts, top_k, drift, trial),
+            at.key(trial),
+            f"trial {trial}  {at.num_experts} experts  K = {at.top_k}  drift {at.drift:g}",
+            partial(_measure, bench, at, trial),
         )
         for trial in range(bench.trials)
-        for num_experts in bench.experts
-        for top_k in bench.top_ks
-        for drift in bench.drifts
+        for at in bench.settings()
     ]
 
 
@@ -127,13 +124,10 @@ class _Source:
             self.weight = math.sqrt(1 - self.drift**2) * self.weight + self.drift * self._normal()
 
 
-def _measure(
-    bench: BalanceBench, num_experts: int, top_k: int, drift: float, trial: int, records: Records
-) -> Measurement:
+def _measure(bench: BalanceBench, at: Setting, trial: int) -> Measurement:
     """Feeds the same batches to all rules and measures MaxVio on the same fresh ones, which no rule observes."""
-    del records
-    source = _Source(num_experts, drift, bench.seed + trial)
-    rules = {name: RULES[name](num_experts, top_k) for name in bench.routers}
+    source = _Source(at.num_experts, at.drift, bench.seed + trial)
+    rules = {name: RULES[name](at.num_experts, at.top_k) for name in bench.routers}
     figures: dict[str, float] = {}
     bias = None
     for step in range(1, bench.steps[-1] + 1):
@@ -145,12 +139,12 @@ def _measure(
         source.move()
         if step not in bench.steps:
             continue
-        if bias is None or drift:
-            bias = expert_bias(source.draw(bench.floor_rows), top_k)
+        if bias is None or at.drift:
+            bias = expert_bias(source.draw(bench.floor_rows), at.top_k)
         fresh = [_request(source.draw(bench.rows)) for _ in range(bench.fresh)]
         for name, rule in rules.items():
             figures[f"{name} {step}"] = _mean_violation([rule(batch.logits, batch) for batch in fresh])
-        floor = [choose_top(batch.logits + bias, batch, top_k=top_k) for batch in fresh]
+        floor = [choose_top(batch.logits + bias, batch, top_k=at.top_k) for batch in fresh]
         figures[f"{FLOOR} {step}"] = _mean_violation(floor)
     return Measurement(repeats=bench.fresh, figures=figures)
 

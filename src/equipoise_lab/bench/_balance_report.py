@@ -5,19 +5,19 @@ Legend: E experts, K experts a row. MaxVio is the largest load over the mean loa
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.table import Table
 
-from equipoise_lab._style import GREY, INK, Look, add_grid, new_figure, save, style
+from equipoise_lab._style import GREY, INK, Look, add_grid, new_figure
 from equipoise_lab._tables import new_table
-from equipoise_lab.bench._balance import FLOOR, LOSS_FREE_RATE, BalanceBench, balance_key, balance_steps
-from equipoise_lab.bench._benchmark import Benchmark, Records, plan
-from equipoise_lab.bench._verdicts import Verdict, limit_table, ratio_text
+from equipoise_lab.bench._balance import BALANCE_RECIPES, FLOOR, LOSS_FREE_RATE, BalanceBench, Setting, balance_steps
+from equipoise_lab.bench._benchmark import Benchmark, Records
+from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio_text
 
 # Where priced is held against the floor: so many batches of so many rows, so many experts, logits that stay.
 LIMIT_BATCHES, LIMIT_ROWS, LIMIT_EXPERTS = 20, 4096, 64
@@ -32,23 +32,9 @@ LOOKS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Experts, experts a row, and drift of the logits."""
-
-    num_experts: int
-    top_k: int
-    drift: float
-
-
-def settings(bench: BalanceBench) -> list[Setting]:
-    """Lists the settings of a run."""
-    return [Setting(e, k, drift) for e in bench.experts for k in bench.top_ks for drift in bench.drifts]
-
-
 def violation(bench: BalanceBench, records: Records, at: Setting, who: str, step: int) -> float | None:
     """The mean MaxVio of a router, or of the floor, after so many batches, over the trials that there are."""
-    keys = [balance_key(at.num_experts, at.top_k, at.drift, trial) for trial in range(bench.trials)]
+    keys = [at.key(trial) for trial in range(bench.trials)]
     found = [records[key].figures.get(f"{who} {step}") for key in keys if key in records]
     known = [figure for figure in found if figure is not None]
     return fmean(known) if known else None
@@ -64,16 +50,12 @@ def times(bench: BalanceBench, records: Records, at: Setting, other: str, steps:
 def balance_verdicts(bench: BalanceBench, records: Records) -> list[Verdict]:
     """Holds `priced` against the floor and against `quantile`.
 
-    Args:
-        bench: the run.
-        records: its measurements, all or only some.
-
     Returns:
         Of each setting with 64 experts whether `priced` is near the floor after 20 batches; of all settings whether it
         is above `quantile` from then on, and at any single point.
     """
     found: list[Verdict] = []
-    for at in settings(bench) if bench.rows == LIMIT_ROWS and LIMIT_BATCHES in bench.steps else ():
+    for at in bench.settings() if bench.rows == LIMIT_ROWS and LIMIT_BATCHES in bench.steps else ():
         if at.num_experts == LIMIT_EXPERTS:
             title = f"{_name(at)}: priced after {LIMIT_BATCHES} batches, times the floor"
             figure = times(bench, records, at, FLOOR, [LIMIT_BATCHES])
@@ -83,35 +65,28 @@ def balance_verdicts(bench: BalanceBench, records: Records) -> list[Verdict]:
     found.append(_closest(bench, records, title, {"": late}))
     title = "priced, times quantile, after any number of batches, at most"
     found.append(_closest(bench, records, title, {f", after {step}": [step] for step in bench.steps}))
-    return [verdict.judged() for verdict in found]
+    return judge(found)
 
 
 def _closest(bench: BalanceBench, records: Records, title: str, spans: Mapping[str, Sequence[int]]) -> Verdict:
     """Finds where, over all settings and spans of batches, `priced` is nearest to `quantile`, or furthest above it."""
-    places = {_name(at) + span: (at, steps) for at in settings(bench) for span, steps in spans.items()}
+    places = {_name(at) + span: (at, steps) for at in bench.settings() for span, steps in spans.items()}
     ratios = {place: times(bench, records, at, "quantile", steps) for place, (at, steps) in places.items()}
     known = {place: ratio for place, ratio in ratios.items() if ratio is not None}
     worst = max(known, key=lambda place: known[place], default="")
     return Verdict(group="peer", title=title, figure=known.get(worst), limit=QUANTILE_LIMIT, note=worst)
 
 
-def balance_benchmark(bench: BalanceBench) -> Benchmark:
-    """Plans a run."""
-    return plan("balance", bench, balance_steps(bench), tables=_tables, summary=_summary, draw=_save_figure)
-
-
 def _summary(bench: BalanceBench, records: Records) -> dict[str, Any]:
     """The means over trials and the verdicts in the form that the results file stores."""
+    shown = (*bench.routers, FLOOR)
     means = [
         {
             **asdict(at),
             "steps": bench.steps,
-            **{
-                who: [violation(bench, records, at, who, step) for step in bench.steps]
-                for who in (*bench.routers, FLOOR)
-            },
+            **{who: [violation(bench, records, at, who, step) for step in bench.steps] for who in shown},
         }
-        for at in settings(bench)
+        for at in bench.settings()
     ]
     return {"max_violation": means, "verdicts": [asdict(v) for v in balance_verdicts(bench, records)]}
 
@@ -126,31 +101,30 @@ def _tables(bench: BalanceBench, records: Records) -> list[Table]:
         caption_justify="left",
     )
     shown = [step for step in bench.steps if step in (bench.steps[0], LIMIT_BATCHES, bench.steps[-1])]
-    for at in settings(bench):
+    for at in bench.settings():
         for step in shown:
             cells = [violation(bench, records, at, who, step) for who in (*bench.routers, FLOOR)]
-            ratio = times(bench, records, at, FLOOR, [step])
             names = [f"{at.num_experts}", f"{at.top_k}", f"{at.drift:g}"] if step == shown[0] else [""] * 3
             written = ["-" if cell is None else f"{cell:.3f}" for cell in cells]
             limit = FLOOR_LIMIT if step == LIMIT_BATCHES else None
-            table.add_row(*names, f"{step}", *written, ratio_text(ratio, ".2f", limit))
+            ratio = ratio_text(times(bench, records, at, FLOOR, [step]), ".2f", limit)
+            table.add_row(*names, f"{step}", *written, ratio)
     return [table, limit_table(balance_verdicts(bench, records), notes=True)]
 
 
-def _save_figure(bench: BalanceBench, records: Records, folder: Path) -> list[Path]:
+def _draw(bench: BalanceBench, records: Records) -> Figure:
     """Draws MaxVio against the number of batches: a row of panels for each E and drift, a column for each K."""
     rows = [(e, drift) for e in bench.experts for drift in bench.drifts]
-    with style():
-        figure = new_figure(3.2 * len(bench.top_ks) + 1.4, 2.3 * len(rows) + 0.6)
-        panels = figure.subplots(len(rows), len(bench.top_ks), squeeze=False, sharex=True, sharey=True)
-        for line, (num_experts, drift) in zip(panels, rows, strict=True):
-            for axes, top_k in zip(line, bench.top_ks, strict=True):
-                _draw_panel(axes, bench, records, Setting(num_experts, top_k, drift))
-            line[0].set_ylabel("MaxVio")
-        for axes in panels[-1]:
-            axes.set_xlabel("batches observed")
-        figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper")
-        return save(figure, folder, "bench-balance")
+    figure = new_figure(3.2 * len(bench.top_ks) + 1.4, 2.3 * len(rows) + 0.6)
+    panels = figure.subplots(len(rows), len(bench.top_ks), squeeze=False, sharex=True, sharey=True)
+    for line, (num_experts, drift) in zip(panels, rows, strict=True):
+        for axes, top_k in zip(line, bench.top_ks, strict=True):
+            _draw_panel(axes, bench, records, Setting(num_experts, top_k, drift))
+        line[0].set_ylabel("MaxVio")
+    for axes in panels[-1]:
+        axes.set_xlabel("batches observed")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper")
+    return figure
 
 
 def _draw_panel(axes: Axes, bench: BalanceBench, records: Records, at: Setting) -> None:
@@ -170,3 +144,8 @@ def _draw_panel(axes: Axes, bench: BalanceBench, records: Records, at: Setting) 
 
 def _name(at: Setting) -> str:
     return f"E = {at.num_experts}, K = {at.top_k}, " + (f"drift {at.drift:g}" if at.drift else "no drift")
+
+
+BALANCE = Benchmark(
+    name="balance", recipes=BALANCE_RECIPES, steps=balance_steps, tables=_tables, summary=_summary, draw=_draw
+)

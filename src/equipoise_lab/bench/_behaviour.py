@@ -1,28 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps beyond a single cold call: growth with the rows, batches, warm starts, threads, memory, start-up."""
+"""Beyond a single cold call: growth with the rows, batches, warm starts, threads, memory, start-up."""
 
-import functools
 import math
 import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
 import equipoise as eq
-from equipoise_lab._timing import best_of, best_of_each, num_threads, times_of_each
-from equipoise_lab.bench._benchmark import Measurement, Records, Step
+from equipoise_lab._timing import best_in_turns, best_of, best_of_each, num_threads
+from equipoise_lab.bench._assign import AssignBench
+from equipoise_lab.bench._benchmark import Measurement, Step
 from equipoise_lab.bench._families import draw_scores
 from equipoise_lab.bench._probes import probe_first_call, probe_import, probe_memory
-from equipoise_lab.bench._recipe import AssignBench
 
 _BATCH, _BATCH_ROWS, _BATCH_EXPERTS = 4096, 100, 2
 _GROWTH_ROWS, _GROWTH_EXPERTS = (16384, 262144), 64
 # n, k and the capacity factor of problems that are solved again with other noise.
 _WARM_PROBLEMS = tuple((n, k, c) for n, k in ((4096, 16), (4096, 64), (16384, 64), (65536, 64)) for c in (1.0, 1.05))
 _WARM_ROUNDS = 8  # for each repetition of other measurements
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What is measured, and its limit: of the seconds where the unit is "s", else of the figure "ratio"."""
+
+    measure: Callable[[AssignBench], Measurement]
+    title: str
+    limit: float
+    unit: str = "x"
 
 
 def behaviour_key(name: str) -> str:
@@ -32,20 +43,8 @@ def behaviour_key(name: str) -> str:
 
 def behaviour_steps(bench: AssignBench) -> list[Step]:
     """One step for each behaviour that the run asks for."""
-    return [
-        Step(
-            key=behaviour_key(name), title=f"behaviour {name}", measure=functools.partial(_run, _MEASURES[name], bench)
-        )
-        for name in bench.behaviours
-    ]
-
-
-def _run(measure: Callable[[AssignBench], Measurement], bench: AssignBench, records: Records) -> Measurement:
-    del records
-    try:
-        return measure(bench)
-    except RuntimeError as error:
-        return Measurement(status="failed", note=str(error))
+    measures = {name: partial(BEHAVIOURS[name].measure, bench) for name in bench.behaviours}
+    return [Step(behaviour_key(name), f"behaviour {name}", measure) for name, measure in measures.items()]
 
 
 def _small_problems(bench: AssignBench) -> Float[Tensor, "batch n k"]:
@@ -56,7 +55,7 @@ def _small_problems(bench: AssignBench) -> Float[Tensor, "batch n k"]:
 
 def _growth(bench: AssignBench) -> Measurement:
     scores = {n: draw_scores("gumbel", n, _GROWTH_EXPERTS, bench.seed) for n in _GROWTH_ROWS}
-    calls: dict[str, Callable[[], Any]] = {str(n): functools.partial(eq.assign, scores[n]) for n in _GROWTH_ROWS}
+    calls: dict[str, Callable[[], Any]] = {str(n): partial(eq.assign, scores[n]) for n in _GROWTH_ROWS}
     with num_threads(bench.threads):
         seconds = best_of_each(calls, bench.repeats)
     few, many = (seconds[str(n)] / n for n in _GROWTH_ROWS)
@@ -98,19 +97,14 @@ def _warm_start(bench: AssignBench) -> Measurement:
 
 def _cold_and_warm(
     scores: Float[Tensor, "n k"], capacity: int, prices: Float[Tensor, " k"], rounds: int
-) -> dict[str, list[float]]:
+) -> dict[str, tuple[float, ...]]:
     """Times taken one after the other, which differ by little; a cold call twice, to know by how little."""
-    return times_of_each(
-        {
-            "cold": lambda: eq.assign(scores, capacity),
-            "warm": lambda: eq.assign(scores, capacity, prices=prices),
-            "again": lambda: eq.assign(scores, capacity),
-        },
-        rounds,
-    )
+    cold = partial(eq.assign, scores, capacity)
+    timings = best_in_turns({"cold": cold, "warm": partial(cold, prices=prices), "again": cold}, rounds)
+    return {name: timing.times for name, timing in timings.items()}
 
 
-def _median_ratio(times: list[float], others: list[float]) -> float:
+def _median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
     return statistics.median(time / other for time, other in zip(times, others, strict=True))
 
 
@@ -120,14 +114,10 @@ def _two_threads(bench: AssignBench) -> Measurement:
     problems = {"65536x64": draw_scores("gumbel", 65536, 64, bench.seed), "batch": _small_problems(bench)}
     figures: dict[str, float] = {}
     for label, scores in problems.items():
-        calls: dict[str, Callable[[], Any]] = {
-            f"{threads} {label}": functools.partial(_assign_on, threads, scores) for threads in (1, 2)
-        }
-        figures |= best_of_each(calls, bench.repeats)
+        figures |= best_of_each({f"{t} {label}": partial(_assign_on, t, scores) for t in (1, 2)}, bench.repeats)
     figures["ratio"] = max(figures[f"2 {label}"] / figures[f"1 {label}"] for label in problems)
-    return Measurement(
-        repeats=bench.repeats, figures=figures, note="the least favourable of a large problem and a batch"
-    )
+    note = "the least favourable of a large problem and a batch"
+    return Measurement(repeats=bench.repeats, figures=figures, note=note)
 
 
 def _assign_on(threads: int, scores: Float[Tensor, "*batch n k"]) -> eq.Assignment:
@@ -147,20 +137,17 @@ def _first_call(bench: AssignBench) -> Measurement:
 
 
 def _import(bench: AssignBench) -> Measurement:
-    seconds = [probe_import(threads=bench.threads) for _ in range(3)]
-    return Measurement(
-        seconds=min(own for _, own in seconds),
-        repeats=len(seconds),
-        figures={"torch": min(base for base, _ in seconds)},
-    )
+    base, own = zip(*(probe_import(threads=bench.threads) for _ in range(3)), strict=True)
+    return Measurement(seconds=min(own), repeats=len(own), figures={"torch": min(base)})
 
 
-_MEASURES: Mapping[str, Callable[[AssignBench], Measurement]] = {
-    "growth": _growth,
-    "batch": _batch,
-    "warm-start": _warm_start,
-    "threads": _two_threads,
-    "memory": _memory,
-    "first-call": _first_call,
-    "import": _import,
+BEHAVIOURS: Mapping[str, Behaviour] = {
+    "growth": Behaviour(_growth, "time per row at k = 64, n = 262,144 against 16,384", 1.3),
+    "batch": Behaviour(_batch, "4,096 problems of 100 x 2", 0.025, "s"),
+    "warm-start": Behaviour(_warm_start, "warm start from the previous draw's prices against cold", 1.0),
+    "threads": Behaviour(_two_threads, "two threads against one", 1.0),
+    "memory": Behaviour(_memory, "extra peak memory against the score matrix", 1.0),
+    "first-call": Behaviour(_first_call, "first call in a fresh process, above import", 2.0, "s"),
+    "import": Behaviour(_import, "import equipoise, above import torch", 1.0, "s"),
 }
+"""The further checks, by name."""

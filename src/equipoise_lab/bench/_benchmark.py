@@ -1,101 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurements, a benchmark as a plan of them, and the log that keeps them from the moment they are made."""
 
+import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
+from matplotlib.figure import Figure
 from rich.table import Table
 
 from equipoise._core import check_at_least, check_one_of, check_positive, check_seed
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
+from equipoise_lab._style import save, style
 
-R = TypeVar("R")
 Status = Literal["measured", "skipped", "failed", "not installed"]
+Size = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """One measured figure, or the reason why there is none.
-
-    Attributes:
-        status: "measured", "skipped" (over the time budget), "failed" or "not installed".
-        seconds: the best time, where time was measured.
-        repeats: repetitions behind it.
-        value: the value of the assignment that was found, in float64.
-        certificate: the gap that the solver itself proved, where it proves one.
-        figures: further numbers, by name.
-        note: why it was skipped, or what to know about it.
-    """
+    """One measured figure, or the reason why there is none."""
 
     status: Status = "measured"
-    seconds: float | None = None
-    repeats: int = 0
-    value: float | None = None
-    certificate: float | None = None
-    figures: dict[str, float] = field(default_factory=dict[str, float])
-    note: str = ""
+    seconds: float | None = None  # the best time, where time was measured
+    repeats: int = 0  # repetitions behind it
+    value: float | None = None  # of the assignment that was found, in float64
+    certificate: float | None = None  # the gap that the solver itself proved, where it proves one
+    figures: dict[str, float] = field(default_factory=dict[str, float])  # further numbers, by name
+    note: str = ""  # why there is no figure, or what to know about it
 
 
 Records = Mapping[str, Measurement]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One measurement that is planned: a key, a title for the progress bar, and how to make it.
+def _never(records: Records) -> str:
+    del records
+    return ""
 
-    `measure` receives what was measured before it, so that a solver's larger problems can be skipped on the evidence of
-    its smaller ones.
-    """
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One measurement that is planned."""
 
     key: str
-    title: str
-    measure: Callable[[Records], Measurement]
+    title: str  # for the progress bar
+    measure: Callable[[], Measurement]
+    skip: Callable[[Records], str] = _never  # why earlier measurements speak against it; empty: they do not
+
+    def run(self, records: Records) -> Measurement:
+        """Makes the measurement, or says why it could not be made."""
+        if note := self.skip(records):
+            return Measurement(status="skipped", note=note)
+        try:
+            return self.measure()
+        except ModuleNotFoundError as error:
+            return Measurement(status="not installed", note=str(error))
+        except RuntimeError as error:  # a peer, or a process of its own, gave up
+            return Measurement(status="failed", note=str(error))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Benchmark:
-    """A plan of measurements, and what is made of them.
+def need(package: str, extra: str, *, name: str | None = None) -> None:
+    """Raises a ModuleNotFoundError that says how to install a peer, where its package is missing."""
+    if importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(f"needs {name or package}: pip install 'equipoise[{extra}]'")
 
-    Attributes:
-        name: of the command behind "equipoise bench", and of the files.
-        options: of the run, as JSON knows them.
-        steps: the measurements, in order.
-        tables: the results for a terminal.
-        summary: ratios and verdicts for the results file.
-        draw: draws the figure into a folder; returns its files, the last one written last.
+
+def over_budget(
+    budget: float, keys: Mapping[Size, str], size: Size, growth: Callable[[int, int], float], records: Records
+) -> str:
+    """Says that a call would take too long, if the last smaller size that was measured suggests it.
+
+    Args:
+        budget: seconds that one call may take.
+        keys: of the measurements, by size n x k, in order.
+        size: one of them.
+        growth: what time is proportional to.
+        records: what was measured.
     """
-
-    name: str
-    options: Mapping[str, Any]
-    steps: Sequence[Step]
-    tables: Callable[[Records], list[Table]]
-    summary: Callable[[Records], dict[str, Any]]
-    draw: Callable[[Records, Path], list[Path]]
-
-
-def plan(
-    name: str,
-    bench: Any,
-    steps: Sequence[Step],
-    *,
-    tables: Callable[[Any, Records], list[Table]],
-    summary: Callable[[Any, Records], dict[str, Any]],
-    draw: Callable[[Any, Records, Path], list[Path]],
-) -> Benchmark:
-    """Makes a benchmark of the options of a run, which all three functions take first."""
-    return Benchmark(
-        name=name,
-        options=asdict(bench),
-        steps=steps,
-        tables=partial(tables, bench),
-        summary=partial(summary, bench),
-        draw=partial(draw, bench),
-    )
+    expected = 0.0
+    for earlier in list(keys)[: list(keys).index(size)]:
+        record = records.get(keys[earlier])
+        if record is not None and record.seconds is not None:
+            expected = record.seconds * growth(*size) / growth(*earlier)
+    return f"about {expected:,.1f} s expected, budget {budget:g} s" if expected > budget else ""
 
 
 def check_run(bench: Any) -> None:
@@ -108,47 +98,31 @@ def check_run(bench: Any) -> None:
         check_positive("budget", bench.budget)
 
 
-def foresee(
-    records: Records,
-    sizes: Sequence[tuple[int, int]],
-    size: tuple[int, int],
-    key: Callable[[tuple[int, int]], str],
-    growth: Callable[[int, int], float],
-) -> float:
-    """Extrapolates the seconds at a size from the last smaller one that was measured; 0 when there is none.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Benchmark:
+    """A kind of benchmark. Its functions take the options of a run, which are a value of its own class.
 
-    Args:
-        records: what was measured.
-        sizes: of the run, in order.
-        size: one of them.
-        key: names the measurement at a size.
-        growth: what time is proportional to.
+    Attributes:
+        name: of the command behind "equipoise bench", and of the files.
+        recipes: options by the name of the grid.
+        steps: plans the measurements, in order.
+        tables: the results for a terminal.
+        summary: ratios and verdicts for the results file.
+        draw: the figure; None where measurements are missing.
     """
-    expected = 0.0
-    for earlier in sizes[: sizes.index(size)]:
-        record = records.get(key(earlier))
-        if record is not None and record.seconds is not None:
-            expected = record.seconds * growth(*size) / growth(*earlier)
-    return expected
 
+    name: str
+    recipes: dict[str, Any]
+    steps: Callable[[Any], Sequence[Step]]
+    tables: Callable[[Any, Records], list[Table]]
+    summary: Callable[[Any, Records], dict[str, Any]]
+    draw: Callable[[Any, Records], Figure | None]
 
-def pick_recipe(recipes: Mapping[str, R], grid: str, **changes: Any) -> R:
-    """Builds the options of a run from a named grid.
-
-    Args:
-        recipes: the grids by name.
-        grid: which one.
-        **changes: fields that differ from it; None leaves what the grid says.
-
-    Returns:
-        The options.
-
-    Raises:
-        ValueError: there is no such grid.
-    """
-    check_one_of("grid", grid, list(recipes))
-    given = {name: value for name, value in changes.items() if value is not None}
-    return replace(cast(Any, recipes[grid]), **given)
+    def recipe(self, grid: str, **changes: Any) -> Any:
+        """Builds the options of a run from a named grid and the fields that differ; None leaves what the grid says."""
+        check_one_of("grid", grid, list(self.recipes))
+        given = {name: value for name, value in changes.items() if value is not None}
+        return replace(self.recipes[grid], **given)
 
 
 class Log:
@@ -157,21 +131,25 @@ class Log:
     What an interrupted run has measured with the same options is kept; what it could not measure is tried again.
 
     Args:
-        benchmark: the run.
+        benchmark: which.
+        bench: the options of the run.
         out: folder for `bench-<name>.json` and `measurements/`.
         resume: keep the measurements of a run that ended too, and refuse those made with other options.
     """
 
-    def __init__(self, benchmark: Benchmark, out: Path, *, resume: bool = False) -> None:
+    def __init__(self, benchmark: Benchmark, bench: Any, out: Path, *, resume: bool = False) -> None:
         """Reads what there is."""
-        self.benchmark, self.path = benchmark, out / f"bench-{benchmark.name}.json"
-        self._ledger = Ledger(out / "measurements", strict=resume)
+        self.benchmark, self.bench, self.path = benchmark, bench, out / f"bench-{benchmark.name}.json"
+        self.steps = benchmark.steps(bench)
+        self._ledger, self._options = Ledger(out / "measurements", strict=resume), asdict(bench)
         begin(self.path.with_suffix(".png"), [self._ledger], keep=resume)
-        found = {s.key: self._ledger.load(s.key, benchmark.options, _read) for s in benchmark.steps}
+        found = {
+            s.key: self._ledger.load(s.key, self._options, lambda content: Measurement(**content)) for s in self.steps
+        }
         self.records: dict[str, Measurement] = {key: record for key, record in found.items() if record is not None}
         self._header = {
             "command": f"equipoise bench {benchmark.name}",
-            "options": dict(benchmark.options),
+            "options": self._options,
             "environment": environment(),
             "resumed": bool(self.records),
         }
@@ -180,26 +158,28 @@ class Log:
     def run(self, step: Step) -> Measurement:
         """Makes the step's measurement and keeps it, unless it was found."""
         if step.key not in self.records:
-            record = self.records[step.key] = step.measure(self.records)
+            record = self.records[step.key] = step.run(self.records)
             if record.status == "measured":
-                self._ledger.save(step.key, self.benchmark.options, _without_defaults(record))
+                self._ledger.save(step.key, self._options, _without_defaults(record))
             self._write({})
         return self.records[step.key]
 
+    def tables(self) -> list[Table]:
+        """The results for a terminal."""
+        return self.benchmark.tables(self.bench, self.records)
+
     def finish(self) -> list[Path]:
-        """Adds ratios and verdicts to the results file and draws the figure."""
-        self._write(self.benchmark.summary(self.records))
-        return [self.path, *self.benchmark.draw(self.records, self.path.parent)]
+        """Adds ratios and verdicts to the results file and draws the figure; returns the files."""
+        self._write(self.benchmark.summary(self.bench, self.records))
+        with style():
+            figure = self.benchmark.draw(self.bench, self.records)
+            return [self.path, *(save(figure, self.path.parent, self.path.stem) if figure is not None else ())]
 
     def _write(self, summary: Mapping[str, Any]) -> None:
         # In the order of the plan, whatever was found.
-        keys = [step.key for step in self.benchmark.steps if step.key in self.records]
+        keys = [step.key for step in self.steps if step.key in self.records]
         records = {key: _without_defaults(self.records[key]) for key in keys}
         write_whole(self.path, json.dumps({**self._header, **summary, "records": records}, indent=2) + "\n")
-
-
-def _read(content: Mapping[str, Any]) -> Measurement:
-    return Measurement(**content)
 
 
 def _without_defaults(record: Measurement) -> dict[str, Any]:

@@ -1,34 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of the layer benchmark: ours, the dense one of the same active size, the peer's."""
+"""The layers of the layer benchmark, ours, the dense one of the same active size and the peer's, and their steps.
+
+Legend: T tokens, E experts, K experts a token.
+"""
 
 import importlib
-import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from equipoise.nn import MoE
+from equipoise.nn import ROUTERS, MoE, Surrogate, capture, make_router
 
-Model = nn.Module
+# The routers that the limits compare, with the capacity factor that each is compared at.
+CONTENDERS = {"switch": 1.25, "gm-iw": 1.0, "skip-iw": 1.0}
+# The memory of each is held against the dense layer behind it: same kind, same width of what a token passes through.
+# The router `dense` passes every token through all experts, and is no sparse layer.
+MEMORY = {
+    **{name: "dense" for name in ROUTERS if name != "dense"},
+    "topk-1": "dense-swiglu",
+    "topk-2": "dense-swiglu-2",
+}
+_DROPPING_CAPACITY = 1.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSize:
-    """The sizes of a layer and its batch.
+    """The sizes of a layer and its batch."""
 
-    Attributes:
-        tokens: rows of a batch, T.
-        dim: features of a token.
-        hidden_dim: width of an expert.
-        num_experts: E.
-    """
-
-    tokens: int
-    dim: int
-    hidden_dim: int
-    num_experts: int
+    tokens: int  # T
+    dim: int  # features of a token
+    hidden_dim: int  # width of an expert
+    num_experts: int  # E
 
 
 class _DenseSwiGLU(nn.Module):
@@ -43,41 +48,46 @@ class _DenseSwiGLU(nn.Module):
         return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
-def build_dense(size: LayerSize, kind: str = "mlp") -> Model:
-    """Builds the feed-forward block that a token of the sparse layer passes through.
-
-    Args:
-        size: of the layer.
-        kind: "mlp" or "swiglu".
-    """
+def build_dense(size: LayerSize, kind: str = "mlp") -> nn.Module:
+    """Builds the feed-forward block that a token of the sparse layer passes through: "mlp" or "swiglu"."""
     if kind == "swiglu":
         return _DenseSwiGLU(size.dim, size.hidden_dim)
     return nn.Sequential(nn.Linear(size.dim, size.hidden_dim), nn.GELU(), nn.Linear(size.hidden_dim, size.dim))
 
 
-def build_moe(size: LayerSize, seed: int, **options: Any) -> MoE:
-    """Builds one of our layers, with parameters that depend on the seed alone.
+def build_moe(size: LayerSize, seed: int, *, router: str, **options: Any) -> MoE:
+    """Builds one of our layers, in training mode, with parameters that depend on the seed alone.
 
-    Returns:
-        The layer, in training mode.
+    Without another `capacity_factor`, a router that never drops a token has the factor 1.
     """
+    holds_all = make_router(router, 1, 1).traits.holds_all
+    factor = CONTENDERS.get(router, 1.0 if holds_all else _DROPPING_CAPACITY)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MoE(size.dim, size.num_experts, hidden_dim=size.hidden_dim, **options)
+        chosen: dict[str, Any] = {"capacity_factor": factor, **options}
+        return MoE(size.dim, size.num_experts, hidden_dim=size.hidden_dim, router=router, **chosen)
 
 
-def peer_missing() -> str | None:
-    """Says how to install the peer where it is missing."""
-    if importlib.util.find_spec("transformers") is None:
-        return "needs transformers: pip install 'equipoise[transformers]'"
-    return None
+def build_gated(size: LayerSize, seed: int, top_k: int) -> MoE:
+    """Builds the layer that is compared with the peer's: `topk` and gated experts."""
+    return build_moe(size, seed, router="topk", top_k=top_k, experts="swiglu")
 
 
-def build_peer(ours: MoE, mode: str) -> Model:
+def named_layer(name: str, size: LayerSize, seed: int) -> nn.Module:
+    """Builds a layer of the memory measurement: a key or a value of `MEMORY`."""
+    if name.startswith("dense"):
+        kind, _, width = name.removeprefix("dense").removeprefix("-").partition("-")
+        return build_dense(replace(size, hidden_dim=size.hidden_dim * int(width or 1)), kind=kind or "mlp")
+    if name.startswith("topk-"):
+        return build_gated(size, seed, int(name.removeprefix("topk-")))
+    return build_moe(size, seed, router=name)
+
+
+def build_peer(ours: MoE, mode: str) -> nn.Module:
     """Builds the peer's block, `MixtralSparseMoeBlock` of Hugging Face transformers, with the parameters of ours.
 
     Args:
-        ours: a layer with the router `topk` and gated experts.
+        ours: from `build_gated`.
         mode: how the peer computes experts: "eager", "grouped_mm" or "batched_mm".
 
     Returns:
@@ -97,12 +107,43 @@ def build_peer(ours: MoE, mode: str) -> Model:
     )
     # What from_pretrained(..., experts_implementation=mode) sets.
     config._experts_implementation = mode
-    block: Model = mixtral.MixtralSparseMoeBlock(config)
-    block.load_state_dict(
-        {
-            "gate.weight": ours.router.weight,
-            "experts.gate_up_proj": experts.up,
-            "experts.down_proj": experts.down,
-        }
-    )
+    block: nn.Module = mixtral.MixtralSparseMoeBlock(config)
+    weights = {"experts.gate_up_proj": experts.up, "experts.down_proj": experts.down}
+    block.load_state_dict({"gate.weight": ours.router.weight, **weights})
     return block
+
+
+def plain_step(layer: nn.Module, x: Float[Tensor, "T dim"], grad: Float[Tensor, "T dim"]) -> None:
+    """Forward and backward through the output alone."""
+    layer.zero_grad(set_to_none=True)
+    x.grad = None
+    # A sequence of T tokens, because the peer wants one.
+    layer(x.unsqueeze(0)).backward(grad.unsqueeze(0))
+
+
+def training_step(layer: nn.Module, x: Float[Tensor, "T dim"], grad: Float[Tensor, "T dim"]) -> None:
+    """Forward and backward with all that trains the router: score function, weights, balance losses."""
+    layer.zero_grad(set_to_none=True)
+    x.grad = None
+    with capture(layer) as routings:
+        y = layer(x)
+    Surrogate(0.0)((y * grad).sum(-1), routings).backward()
+
+
+def routing_step(layer: MoE, x: Float[Tensor, "T dim"]) -> None:
+    """Forward and backward of the router alone, gate included."""
+    layer.router.zero_grad(set_to_none=True)
+    x.grad = None
+    routing = layer.router(x)
+    loss = routing.log_p.mean() + routing.scores.mean() + sum(routing.balance_losses.values())
+    loss.backward()
+
+
+def difference(ours: MoE, peer: nn.Module, x: Float[Tensor, "T dim"]) -> float:
+    """The largest difference between our output, with factors that sum to 1 as the peer's do, and the peer's."""
+    with torch.no_grad():
+        routing = ours.router(x)
+        routing = replace(routing, scores=routing.scores / routing.scores.sum(1, keepdim=True))
+        groups, metadata = ours.dispatcher.dispatch(x, routing)
+        theirs = peer(x.unsqueeze(0)).squeeze(0)
+        return float((ours.dispatcher.combine(ours.experts(groups), metadata) - theirs).abs().max())

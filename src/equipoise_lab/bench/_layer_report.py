@@ -7,26 +7,18 @@ Legend: T tokens, E experts, K experts a token.
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from equipoise_lab._style import new_figure, save, style
+from equipoise_lab._style import INK, new_figure, row
 from equipoise_lab._tables import format_seconds, name_threads, new_table
-from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, plan
-from equipoise_lab.bench._layer import (
-    CONTENDERS,
-    LAYER_RECIPES,
-    MEDIAN,
-    MEMORY,
-    PEER_MODES,
-    LayerBench,
-    layer_key,
-    layer_steps,
-)
-from equipoise_lab.bench._verdicts import Verdict, limit_table, ratio_text
+from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records
+from equipoise_lab.bench._layer import LAYER_RECIPES, MEDIAN, PEER_MODES, LayerBench, layer_key, layer_steps
+from equipoise_lab.bench._layer_models import CONTENDERS, MEMORY
+from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio_text
 
 SWITCH_LIMIT = 1.05
 ROUTER_LIMIT = 0.08
@@ -68,17 +60,21 @@ def times_dense_memory(records: Records, name: str, *, parameters: bool = False)
     return ours / dense if dense > 0 else None
 
 
+def _figures(records: Records, key: str, *, median: bool = False) -> dict[str, float]:
+    """The figures of a measurement: the best times and whatever else there is, or the medians under the same names."""
+    record = records.get(key)
+    if record is None or record.status != "measured":
+        return {}
+    return {name.removesuffix(MEDIAN): x for name, x in record.figures.items() if name.endswith(MEDIAN) == median}
+
+
 def layer_verdicts(bench: LayerBench, records: Records) -> list[Verdict]:
     """Holds every figure of a run against its limit; judged at the size that the limits are stated for.
-
-    Args:
-        bench: the run.
-        records: its measurements, all or only some.
 
     Returns:
         One verdict for each limit and number of threads; for the routers' share, of the router with the largest.
     """
-    found: list[tuple[str, float | None, float, str]] = []
+    found: list[Verdict] = []
     for threads in bench.threads:
         label = name_threads(threads)
         for name in _OURS:
@@ -93,63 +89,49 @@ def layer_verdicts(bench: LayerBench, records: Records) -> list[Verdict]:
             note = records.get(layer_key(threads, f"peer {k}"), Measurement()).note
             title = f"{label}: topk with K = {k}, times transformers in its fastest mode"
             found.append(_held(title, PEER_LIMIT, partial(times_peer, records, threads, k), note))
-    if bench.memory:
-        for name in MEMORY:
-            title = f"peak memory of a step, {name}, times the dense layer"
-            found.append((title, times_dense_memory(records, name), MEMORY_LIMIT, ""))
-    judged = bench.size == LAYER_RECIPES["full"].size
-    verdicts = [Verdict(group="layer", title=t, figure=f, limit=limit, note=note) for t, f, limit, note in found]
-    return [verdict.judged() if judged else verdict for verdict in verdicts]
+    for name in MEMORY if bench.memory else ():
+        title, ratio = f"peak memory of a step, {name}, times the dense layer", times_dense_memory(records, name)
+        found.append(Verdict(group="layer", title=title, figure=ratio, limit=MEMORY_LIMIT))
+    return judge(found, when=bench.size == LAYER_RECIPES["full"].size)
 
 
-def _held(
-    title: str, limit: float, ratio: Callable[..., float | None], note: str = ""
-) -> tuple[str, float | None, float, str]:
+def _held(title: str, limit: float, ratio: Callable[..., float | None], note: str = "") -> Verdict:
     """A ratio of best times beside its limit, with the ratio of the medians for a note."""
     middle = ratio(median=True)
     notes = [note, "" if middle is None else f"median {middle:.3g}"]
-    return title, ratio(), limit, "; ".join(part for part in notes if part)
-
-
-def _tables(bench: LayerBench, records: Records) -> list[Table]:
-    """The tables of a run: layers, routers, peers, memory, limits."""
-    tables = [_layer_table(bench, records), _router_table(bench, records), _peer_table(bench, records)]
-    if bench.memory:
-        tables.append(_memory_table(records))
-    return [
-        *tables,
-        limit_table(layer_verdicts(bench, records), title="Limits, for the best of the rounds", notes=True),
-    ]
-
-
-def layer_benchmark(bench: LayerBench) -> Benchmark:
-    """Plans a run."""
-    return plan("layer", bench, layer_steps(bench), tables=_tables, summary=_summary, draw=_save_figure)
+    return Verdict(group="layer", title=title, figure=ratio(), limit=limit, note="; ".join(filter(None, notes)))
 
 
 def _summary(bench: LayerBench, records: Records) -> dict[str, Any]:
     """The ratios and verdicts in the form that the results file stores."""
-    ratios = [
-        {
-            "threads": threads,
-            "times_switch": {name: times_switch(records, threads, name) for name in ("dense", *_OURS)},
-            "router_share": {name: router_share(records, threads, name) for name in bench.routers},
-            "times_transformers": {str(k): times_peer(records, threads, k) for k in bench.top_ks},
-            "median_times_switch": {n: times_switch(records, threads, n, median=True) for n in ("dense", *_OURS)},
-            "median_router_share": {n: router_share(records, threads, n, median=True) for n in bench.routers},
-            "median_times_transformers": {str(k): times_peer(records, threads, k, median=True) for k in bench.top_ks},
+
+    def ratios(threads: int, prefix: str, median: bool) -> dict[str, dict[str, float | None]]:
+        return {
+            f"{prefix}times_switch": {n: times_switch(records, threads, n, median=median) for n in ("dense", *_OURS)},
+            f"{prefix}router_share": {n: router_share(records, threads, n, median=median) for n in bench.routers},
+            f"{prefix}times_transformers": {
+                str(k): times_peer(records, threads, k, median=median) for k in bench.top_ks
+            },
         }
-        for threads in bench.threads
-    ]
-    memory = {name: times_dense_memory(records, name) for name in MEMORY}
-    whole = {name: times_dense_memory(records, name, parameters=True) for name in MEMORY}
-    found = [asdict(verdict) for verdict in layer_verdicts(bench, records)]
+
     return {
-        "ratios": ratios,
-        "times_dense_memory": memory,
-        "times_dense_memory_with_parameters": whole,
-        "verdicts": found,
+        "ratios": [
+            {"threads": threads, **ratios(threads, "", False), **ratios(threads, "median_", True)}
+            for threads in bench.threads
+        ],
+        "times_dense_memory": {name: times_dense_memory(records, name) for name in MEMORY},
+        "times_dense_memory_with_parameters": {
+            name: times_dense_memory(records, name, parameters=True) for name in MEMORY
+        },
+        "verdicts": [asdict(verdict) for verdict in layer_verdicts(bench, records)],
     }
+
+
+def _tables(bench: LayerBench, records: Records) -> list[Table]:
+    """The tables of a run: layers, routers, peers, memory, limits."""
+    limits = limit_table(layer_verdicts(bench, records), title="Limits, for the best of the rounds", notes=True)
+    tables = [_layer_table(bench, records), _router_table(bench, records), _peer_table(bench, records)]
+    return [*tables, *([_memory_table(records)] if bench.memory else []), limits]
 
 
 def _layer_table(bench: LayerBench, records: Records) -> Table:
@@ -162,23 +144,26 @@ def _layer_table(bench: LayerBench, records: Records) -> Table:
     )
     for threads in bench.threads:
         figures = _figures(records, layer_key(threads, "contenders"))
-        times = [format_seconds(figures[name]) if figures else "-" for name in ("dense", *CONTENDERS)]
+        times = [_seconds(figures, name) for name in ("dense", *CONTENDERS)]
         ratios = [ratio_text(times_switch(records, threads, name), ".3f", SWITCH_LIMIT) for name in _OURS]
         table.add_row(str(threads), *times, *ratios)
     return table
 
 
+def _seconds(figures: dict[str, float], name: str) -> str:
+    return format_seconds(figures[name]) if name in figures else "-"
+
+
 def _router_table(bench: LayerBench, records: Records) -> Table:
     headings = [f"{what}\n{name_threads(threads)}" for threads in bench.threads for what in ("router", "share")]
-    table = new_table(
-        "Routers, gate included, forward and backward, and their share of the layer", ("router",), headings
-    )
+    title = "Routers, gate included, forward and backward, and their share of the layer"
+    table = new_table(title, ("router",), headings)
     for name in bench.routers:
-        cells: list[Text] = []
+        cells: list[str | Text] = []
         for threads in bench.threads:
             figures = _figures(records, layer_key(threads, f"router {name}"))
-            cells.append(Text(format_seconds(figures["router"]) if figures else "-"))
-            cells.append(ratio_text(router_share(records, threads, name), ".1%", ROUTER_LIMIT))
+            share = ratio_text(router_share(records, threads, name), ".1%", ROUTER_LIMIT)
+            cells += [_seconds(figures, "router"), share]
         table.add_row(name, *cells)
     return table
 
@@ -195,16 +180,15 @@ def _peer_table(bench: LayerBench, records: Records) -> Table:
             if not record.figures:
                 table.add_row(str(threads), str(k), Text(record.note or record.status, style="dim"))
                 continue
-            figures = record.figures
-            times = [format_seconds(figures[who]) if who in figures else "-" for who in ("ours", *PEER_MODES)]
+            times = [_seconds(record.figures, who) for who in ("ours", *PEER_MODES)]
             ratio = ratio_text(times_peer(records, threads, k), ".3f", PEER_LIMIT)
-            table.add_row(str(threads), str(k), *times, ratio, f"{figures['difference']:.0e}")
+            table.add_row(str(threads), str(k), *times, ratio, f"{record.figures['difference']:.0e}")
     return table
 
 
 def _memory_table(records: Records) -> Table:
-    headings = ("layer", "rise of the peak", "dense of the same\nactive size", "ratio", "with parameters")
-    table = new_table("Memory of a training step beyond the parameters, gradients included", headings[:1], headings[1:])
+    headings = ("rise of the peak", "dense of the same\nactive size", "ratio", "with parameters")
+    table = new_table("Memory of a training step beyond the parameters, gradients included", ["layer"], headings)
     for name, dense in MEMORY.items():
         sizes = [_figures(records, f"memory {which}") for which in (name, dense)]
         cells = [f"{figures['bytes'] / 1e6:.0f} MB" if figures else "-" for figures in sizes]
@@ -214,31 +198,27 @@ def _memory_table(records: Records) -> Table:
     return table
 
 
-def _save_figure(bench: LayerBench, records: Records, folder: Path) -> list[Path]:
+def _draw(bench: LayerBench, records: Records) -> Figure:
     """Draws the time of every layer with a router of ours, split into the router and the rest."""
-    with style():
-        figure = new_figure(7.2, 1.0 + 0.24 * len(bench.routers) * len(bench.threads))
-        for row, threads in enumerate(bench.threads):
-            axes = figure.add_subplot(len(bench.threads), 1, row + 1)
-            found = {name: _figures(records, layer_key(threads, f"router {name}")) for name in bench.routers}
-            known = {name: figures for name, figures in found.items() if figures and name != "dense"}
-            routing = [figures["router"] for figures in known.values()]
-            rest = [max(figures["layer"] - figures["router"], 0.0) for figures in known.values()]
-            axes.barh(list(known), routing, color="#8c2d04", label="router")
-            axes.barh(list(known), rest, left=routing, color="#2f7fc1", label="experts, gathers, loss")
-            axes.invert_yaxis()
-            dense = _figures(records, layer_key(threads, "contenders"))
-            if dense:
-                axes.axvline(dense["dense"], color="#555555", linestyle=":", linewidth=1.2, label="dense layer")
-            axes.set_xlabel("seconds, forward and backward")
-            axes.set_title(f"{name_threads(threads)}, {bench.size.tokens:,} tokens")
-            axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        return save(figure, folder, "bench-layer")
+    figure = new_figure(1.6 + 3.6 * len(bench.threads), 1.0 + 0.2 * len(bench.routers))
+    for axes, threads in zip(row(figure, len(bench.threads), sharey=True), bench.threads, strict=True):
+        found = {name: _figures(records, layer_key(threads, f"router {name}")) for name in bench.routers}
+        known = {name: figures for name, figures in found.items() if figures and name != "dense"}
+        routing = [figures["router"] for figures in known.values()]
+        rest = [max(figures["layer"] - figures["router"], 0.0) for figures in known.values()]
+        axes.barh(list(known), routing, color="#8c2d04")
+        axes.barh(list(known), rest, left=routing, color="#a9c8e4")
+        dense = _figures(records, layer_key(threads, "contenders"))
+        if dense:
+            axes.axvline(dense["dense"], color=INK, linestyle=":", linewidth=1.2)
+            axes.text(dense["dense"], -0.9, "dense layer ", ha="right")
+        if known:
+            axes.text(routing[0], 0, "  experts, gathers, loss", va="center")
+            axes.text(0.0, -0.9, " router", color="#8c2d04")
+        axes.set(xlabel="seconds, forward and backward", ylim=(len(known) - 0.4, -1.4))
+        axes.tick_params(axis="y", length=0)
+        axes.set_title(f"{name_threads(threads)}, {bench.size.tokens:,} tokens")
+    return figure
 
 
-def _figures(records: Records, key: str, *, median: bool = False) -> dict[str, float]:
-    """The figures of a measurement: the best times and whatever else there is, or the medians under the same names."""
-    record = records.get(key)
-    if record is None or record.status != "measured":
-        return {}
-    return {name.removesuffix(MEDIAN): x for name, x in record.figures.items() if name.endswith(MEDIAN) == median}
+LAYER = Benchmark(name="layer", recipes=LAYER_RECIPES, steps=layer_steps, tables=_tables, summary=_summary, draw=_draw)

@@ -72,8 +72,7 @@ print(json.dumps(rise(lambda: eq.assign(scores)) / (scores.numel() * scores.elem
 _LAYER_MEMORY = (
     _PEAK
     + """
-from equipoise_lab.bench._layer import named_layer, plain_step, training_step
-from equipoise_lab.bench._layer_models import LayerSize
+from equipoise_lab.bench._layer_models import LayerSize, named_layer, plain_step, training_step
 name, size, seed = sys.argv[1], LayerSize(**json.loads(sys.argv[2])), int(sys.argv[3])
 torch.manual_seed(seed)
 layer = named_layer(name, size, seed)
@@ -100,23 +99,14 @@ def probe_first_call(*, threads: int) -> float:
 
 
 def probe_memory(dtype: str, *, threads: int) -> float:
-    """Extra peak memory of one call at 131,072 x 64, in multiples of the score matrix.
-
-    Args:
-        dtype: "float32" or "float64".
-        threads: threads for torch and for us.
-
-    Returns:
-        The rise of the resident peak during the call, divided by the size of the scores.
-    """
+    """The rise of the resident peak during one call at 131,072 x 64, in multiples of the score matrix."""
     return float(_ask(_MEMORY, dtype, threads=threads))
 
 
 def probe_layer_memory(name: str, size: dict[str, int], *, seed: int, threads: int) -> tuple[float, float]:
     """Bytes by which the resident peak rises in one training step of a layer, and bytes of its parameters.
 
-    Returns:
-        The rise, gradients included, and the parameters, which were resident before.
+    The rise includes gradients. The parameters were resident before.
     """
     rise, parameters = _ask(_LAYER_MEMORY, name, json.dumps(size), str(seed), threads=threads)
     return float(rise), float(parameters)

@@ -7,43 +7,30 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from equipoise._core import check_at_least, check_positive, check_seed
 from equipoise_lab.bench._benchmark import Measurement, Records, Step
 from equipoise_lab.bench._scale_model import Layer, Machine
 
-NAME = "scale"
 _PATIENCE_SECONDS = 600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaleBench:
-    """One run of the benchmark of many ranks.
+    """One run of the benchmark of many ranks."""
 
-    Attributes:
-        ranks: world sizes to measure.
-        rows: tokens of a rank.
-        experts: k, a multiple of every world size.
-        dim: features of a token.
-        hidden: features of an expert's hidden layer.
-        repeats: repetitions, of which the best counts.
-        seed: of parameters and tokens.
-        latency: seconds a message, of the machine that is computed.
-        bandwidth: bytes a second and rank, of that machine.
-        flops: of that machine's ranks.
-    """
-
-    ranks: tuple[int, ...] = (1, 2, 4, 8)
-    rows: int = 2048
-    experts: int = 64
-    dim: int = 256
-    hidden: int = 512
-    repeats: int = 5
-    seed: int = 0
-    latency: float = 20e-6
-    bandwidth: float = 25e9
-    flops: float = 2e14
+    ranks: tuple[int, ...] = (1, 2, 4, 8)  # world sizes to measure
+    rows: int = 2048  # tokens of a rank
+    experts: int = 64  # k, a multiple of every world size
+    dim: int = 256  # features of a token
+    hidden: int = 512  # features of an expert's hidden layer
+    repeats: int = 5  # of which the best counts
+    seed: int = 0  # of parameters and tokens
+    latency: float = 20e-6  # seconds a message, of the machine that is computed
+    bandwidth: float = 25e9  # bytes a second and rank, of that machine
+    flops: float = 2e14  # of that machine's ranks
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
@@ -61,9 +48,8 @@ class ScaleBench:
 
     def layer(self, ranks: int) -> Layer:
         """Returns the sizes of the layer that is measured, on so many ranks."""
-        return Layer(
-            ranks=ranks, rows=self.rows, experts=self.experts, top_k=1, dim=self.dim, hidden=self.hidden, width=4
-        )
+        sizes = {name: getattr(self, name) for name in ("rows", "experts", "dim", "hidden")}
+        return Layer(ranks=ranks, top_k=1, width=4, **sizes)
 
 
 def far_layer(ranks: int) -> Layer:
@@ -79,14 +65,7 @@ SCALE_RECIPES = {
 
 def scale_steps(bench: ScaleBench) -> list[Step]:
     """Lists the measurements of a run, in order."""
-
-    def step(size: int) -> Step:
-        def measure(_: Records) -> Measurement:
-            return _run_ranks(bench, size)
-
-        return Step(key=f"{size} ranks", title=f"{size} processes", measure=measure)
-
-    return [step(size) for size in bench.ranks]
+    return [Step(f"{size} ranks", f"{size} processes", partial(_run_ranks, bench, size)) for size in bench.ranks]
 
 
 def _run_ranks(bench: ScaleBench, size: int) -> Measurement:
@@ -109,12 +88,7 @@ def _run_ranks(bench: ScaleBench, size: int) -> Measurement:
 
 
 def this_machine(bench: ScaleBench, records: Records) -> Machine:
-    """Reads the speeds of this machine from the measurements of one and of the most ranks.
-
-    Args:
-        bench: the run.
-        records: its measurements.
-    """
+    """Reads the speeds of this machine from the measurements of one and of the most ranks."""
     every = [records[f"{size} ranks"].figures for size in bench.ranks]  # the best counts: the machine is shared
     alone, most = every[0], every[-1]
     size = bench.ranks[-1]

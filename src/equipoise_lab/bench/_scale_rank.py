@@ -43,12 +43,8 @@ def main(rank: int, size: int, folder: Path, options: dict[str, Any]) -> None:
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=_TIMEOUT)
     ranks = Ranks(init_device_mesh("cpu", (size,), mesh_dim_names=("expert",)))
     figures: dict[str, float] = {}
-    for name, router, scope in (
-        ("equal", "gm-iw", "local"),
-        ("uneven", "skip-iw", "local"),
-        ("global", "gm-iw", "global"),
-    ):
-        _measure_layer(name, router, scope, ranks, options, figures)
+    for kind in (("equal", "gm-iw", "local"), ("uneven", "skip-iw", "local"), ("global", "gm-iw", "global")):
+        _measure_layer(*kind, ranks, options, figures)
     _measure_exchange(ranks, options, figures)
     _measure_assignment(ranks, options, figures)
     if rank == 0:
@@ -60,12 +56,7 @@ def _measure_layer(
     name: str, router: str, scope: str, ranks: Ranks, options: dict[str, Any], figures: dict[str, float]
 ) -> None:
     """Times forward and backward of one layer, and counts what it sends."""
-    torch.manual_seed(options["seed"])
-    layer = eq.nn.MoE(
-        options["dim"], options["experts"], hidden_dim=options["hidden"], router=router, capacity_factor=1.0
-    )
-    eq.distributed.parallelize(layer, ranks.mesh, scope=scope)
-    dispatcher: Any = layer.dispatcher
+    layer, dispatcher = _layer(router, ranks, options, hidden_dim=options["hidden"], scope=scope)
     sent = dispatcher.ranks.sent
     x = _rows(ranks, options).requires_grad_()
 
@@ -77,10 +68,8 @@ def _measure_layer(
         kind.messages = kind.bytes = 0
     step()
     tokens = sent["tokens"]
-    figures[f"{name}/token bytes"], figures[f"{name}/token messages"] = (
-        tokens.bytes,
-        tokens.messages + sent["counts"].messages,
-    )
+    figures[f"{name}/token bytes"] = tokens.bytes
+    figures[f"{name}/token messages"] = tokens.messages + sent["counts"].messages
     besides = [sent[kind] for kind in ("sums", "rows", "sizes")]
     figures[f"{name}/solver bytes"] = sum(kind.bytes for kind in besides)
     figures[f"{name}/solver messages"] = sum(kind.messages for kind in besides)
@@ -89,28 +78,23 @@ def _measure_layer(
 
 def _measure_exchange(ranks: Ranks, options: dict[str, Any], figures: dict[str, float]) -> None:
     """Times the exchange of one exactly balanced batch with equal splits, and as if nobody had promised them."""
-    torch.manual_seed(options["seed"])
-    layer = eq.nn.MoE(options["dim"], options["experts"], hidden_dim=8, router="gm-iw", capacity_factor=1.0)
-    eq.distributed.parallelize(layer, ranks.mesh)
-    dispatcher: Any = layer.dispatcher
+    layer, dispatcher = _layer("gm-iw", ranks, options, hidden_dim=8)
     x = _rows(ranks, options)
     with torch.no_grad():
         routing: Any = layer.router(x)
         groups, _ = dispatcher._local.dispatch(x, routing)
 
-    def exchange(send: Callable[..., Any]) -> Callable[[], None]:
-        def run() -> None:
-            with torch.no_grad():
-                send(groups)
+    def exchange(send: Callable[..., Any]) -> None:
+        with torch.no_grad():
+            send(groups)
 
-        return run
-
-    def agree() -> None:
-        ranks.gather_numbers([1, 1, 1])()
-
-    figures["exchange/equal"] = _best(exchange(dispatcher._send_equal), ranks, options["repeats"])
-    figures["exchange/uneven"] = _best(exchange(dispatcher._send_uneven), ranks, options["repeats"])
-    figures["exchange/agreement"] = _best(agree, ranks, options["repeats"])
+    calls: dict[str, Callable[[], object]] = {
+        "equal": lambda: exchange(dispatcher._send_equal),
+        "uneven": lambda: exchange(dispatcher._send_uneven),
+        "agreement": lambda: ranks.gather_numbers([1, 1, 1])(),
+    }
+    for name, call in calls.items():
+        figures[f"exchange/{name}"] = _best(call, ranks, options["repeats"])
 
 
 def _measure_assignment(ranks: Ranks, options: dict[str, Any], figures: dict[str, float]) -> None:
@@ -130,19 +114,14 @@ def _measure_assignment(ranks: Ranks, options: dict[str, Any], figures: dict[str
         figures[f"value/{name}/local"] = float(ranks.all_reduce(local.value)) / total
         figures[f"value/{name}/global"] = float(shared.value) / total
 
-    def solve_local() -> None:
-        eq.assign(noise + popular)
-
-    def solve_global() -> None:
-        scope.assign(noise + popular, slots)
-
-    figures["solver/local"] = _best(solve_local, ranks, options["repeats"])
-    figures["solver/global"] = _best(solve_global, ranks, options["repeats"])
-    figures["contested/global"] = _contested(ranks, noise + popular, slots)
-    figures["solver/contested number"] = _seconds_of_contested(popular, options["repeats"])
-    figures["solver/pass number"] = _seconds_of_pass(noise, ranks, options["repeats"])
+    scores, repeats = noise + popular, options["repeats"]
+    figures["solver/local"] = _best(lambda: eq.assign(scores), ranks, repeats)
+    figures["solver/global"] = _best(lambda: scope.assign(scores, slots), ranks, repeats)
+    figures["contested/global"] = _contested(ranks, scores, slots)
+    figures["solver/contested number"] = _seconds_of_contested(popular, repeats)
+    figures["solver/pass number"] = _seconds_of_pass(noise, ranks, repeats)
     small = torch.zeros(k)
-    figures["message"] = _best(lambda: RankExchange(ranks).reduce(small), ranks, options["repeats"])
+    figures["message"] = _best(lambda: RankExchange(ranks).reduce(small), ranks, repeats)
 
 
 def _contested(ranks: Ranks, scores: torch.Tensor, slots: int) -> float:
@@ -182,6 +161,14 @@ def _time(call: Callable[[], object]) -> float:
     start = time.thread_time()
     call()
     return time.thread_time() - start
+
+
+def _layer(router: str, ranks: Ranks, options: dict[str, Any], *, hidden_dim: int, scope: str = "local") -> Any:
+    """Builds a layer that is spread over the ranks; returns it and its dispatcher."""
+    torch.manual_seed(options["seed"])
+    layer = eq.nn.MoE(options["dim"], options["experts"], hidden_dim=hidden_dim, router=router, capacity_factor=1.0)
+    eq.distributed.parallelize(layer, ranks.mesh, scope=scope)
+    return layer, layer.dispatcher
 
 
 def _rows(ranks: Ranks, options: dict[str, Any]) -> torch.Tensor:

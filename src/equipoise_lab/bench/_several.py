@@ -4,9 +4,9 @@
 Legend: n rows (datapoints), k columns (experts), K experts a row.
 """
 
-import functools
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from rich.table import Table
 import equipoise as eq
 from equipoise_lab._tables import format_seconds, name_size, name_threads, new_table
 from equipoise_lab._timing import best_in_turns, num_threads
-from equipoise_lab.bench._benchmark import Measurement, Records, Step
+from equipoise_lab.bench._assign import SEVERAL_LIMIT, AssignBench
+from equipoise_lab.bench._benchmark import Measurement, Records, Step, need
 from equipoise_lab.bench._families import draw_scores
-from equipoise_lab.bench._recipe import SEVERAL_LIMIT, AssignBench, Several
 from equipoise_lab.bench._solvers import SOLVERS, prepare_flow
 from equipoise_lab.bench._verdicts import Verdict, ratio_text
 
+Several = tuple[int, int, int]
+_LEAST, _MOST = SEVERAL_LIMIT
 _PEER = next(solver for solver in SOLVERS if solver.name == "ortools")
 
 
@@ -37,15 +39,14 @@ def several_steps(bench: AssignBench) -> list[Step]:
         Step(
             key=several_key(point, name),
             title=f"{name_size(point[:2])}, K = {point[2]}  {'torch.topk' if name == 'topk' else _PEER.title}",
-            measure=functools.partial(measure, bench, point),
+            measure=partial(measure, bench, point),
         )
         for point in bench.several
         for name, measure in measures.items()
     ]
 
 
-def _measure_floor(bench: AssignBench, point: Several, records: Records) -> Measurement:
-    del records
+def _measure_floor(bench: AssignBench, point: Several) -> Measurement:
     n, k, top_k = point
     scores = draw_scores(bench.family, n, k, bench.seed)
     calls: dict[str, Callable[[], Any]] = {
@@ -62,11 +63,9 @@ def _measure_floor(bench: AssignBench, point: Several, records: Records) -> Meas
     )
 
 
-def _measure_peer(bench: AssignBench, point: Several, records: Records) -> Measurement:
+def _measure_peer(bench: AssignBench, point: Several) -> Measurement:
     """Times one call, however long it takes, between repetitions of ours."""
-    del records
-    if not _PEER.installed():
-        return Measurement(status="not installed", note=f"needs {_PEER.package}: pip install 'equipoise[peers]'")
+    need("ortools", "peers")
     n, k, top_k = point
     scores = draw_scores(bench.family, n, k, bench.seed)
     prepared = prepare_flow(scores, top_k)
@@ -113,16 +112,15 @@ def several_verdicts(bench: AssignBench, records: Records) -> Iterator[Verdict]:
             group="several",
             title=f"{name}: times torch.topk",
             figure=times_topk(records, point),
-            limit=SEVERAL_LIMIT.floor,
+            limit=_MOST,
         )
-        if SEVERAL_LIMIT.peer is not None:
-            yield Verdict(
-                group="several",
-                title=f"{name}: times faster than OR-tools",
-                figure=times_faster_with(records, point),
-                limit=SEVERAL_LIMIT.peer,
-                at_least=True,
-            )
+        yield Verdict(
+            group="several",
+            title=f"{name}: times faster than OR-tools",
+            figure=times_faster_with(records, point),
+            limit=_LEAST,
+            at_least=True,
+        )
 
 
 def several_table(bench: AssignBench, records: Records) -> Table:
@@ -131,11 +129,10 @@ def several_table(bench: AssignBench, records: Records) -> Table:
         f"K experts a row, {bench.family} scores in float32, {name_threads(bench.threads)}",
         ["n x k"],
         ["K", "torch.topk", "primal-dual", _PEER.short, f"{_PEER.short}\n/ ours", "ours\n/ topk"],
-        caption=f"Limits: {SEVERAL_LIMIT.peer:g} times OR-tools, one call of which is timed; {SEVERAL_LIMIT.floor:g} "
-        "times torch.topk.",
+        caption=f"Limits: {_LEAST:g} times OR-tools, one call of which is timed; {_MOST:g} times torch.topk.",
         caption_justify="left",
     )
-    limit = SEVERAL_LIMIT if bench.judged else None
+    least, most = SEVERAL_LIMIT if bench.judged else (None, None)
     for point in bench.several:
         floor, peer = (records.get(several_key(point, name)) for name in ("topk", _PEER.name))
         ours = None if floor is None else floor.figures.get("ours")
@@ -145,8 +142,8 @@ def several_table(bench: AssignBench, records: Records) -> Table:
             _time(None if floor is None else floor.seconds),
             _time(ours),
             peer.status if peer is not None and peer.status != "measured" else _time(peer.seconds if peer else None),
-            ratio_text(times_faster_with(records, point), ".1f", limit.peer if limit else None, at_least=True),
-            ratio_text(times_topk(records, point), ".2f", limit.floor if limit else None),
+            ratio_text(times_faster_with(records, point), ".1f", least, at_least=True),
+            ratio_text(times_topk(records, point), ".2f", most),
         )
     return table
 

@@ -4,13 +4,12 @@
 Legend: n rows (datapoints), k columns (experts).
 """
 
-import functools
-import importlib.util
 import math
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -21,9 +20,8 @@ from equipoise._core import check_positive
 from equipoise.balancing import Balanced, ConvergenceWarning, sinkhorn
 from equipoise_lab._tables import name_size
 from equipoise_lab._timing import best_of, best_of_each, num_threads
-from equipoise_lab.bench._benchmark import Measurement, Records, Step, check_run, foresee
+from equipoise_lab.bench._benchmark import Measurement, Size, Step, check_run, need, over_budget
 
-Size = tuple[int, int]
 CAPACITY_FACTOR = 1.25
 # Where POT stops, in decades of its own error; the first that meets the tolerance is what it is timed with.
 _POT_THRESHOLDS = tuple(10.0**-decade for decade in range(2, 12))
@@ -32,30 +30,24 @@ _POT_ITERATIONS = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SinkhornBench:
-    """One run of the balancing benchmark.
+    """One run of the balancing benchmark."""
 
-    Attributes:
-        sizes: problems n x k, smaller ones first: POT skips a size that an earlier one shows to exceed the budget.
-        deviations: standard deviations of the logits, from flat to sharp.
-        threads: threads for torch, and so for us; POT uses what numpy's libraries were given.
-        repeats: repetitions, of which the best counts.
-        seed: seed of the logits.
-        tolerance: relative column error that everybody has to reach.
-        budget: seconds that one call of POT may take.
-    """
-
-    sizes: tuple[Size, ...]
-    deviations: tuple[float, ...] = (0.1, 1.0, 10.0, 30.0)
-    threads: int = 1
-    repeats: int = 5
-    seed: int = 0
-    tolerance: float = 1e-6
-    budget: float = 20.0
+    sizes: tuple[Size, ...]  # problems n x k in order: POT skips a size that an earlier one shows to exceed the budget
+    deviations: tuple[float, ...] = (0.1, 1.0, 10.0, 30.0)  # standard deviations of the logits, from flat to sharp
+    threads: int = 1  # for torch, and so for us; POT uses what numpy's libraries were given
+    repeats: int = 5  # of which the best counts
+    seed: int = 0  # of the logits
+    tolerance: float = 1e-6  # relative column error that everybody has to reach
+    budget: float = 20.0  # seconds that one call of POT may take
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
         check_run(self)
         check_positive("tolerance", self.tolerance)
+
+    def cells(self) -> list[tuple[Size, float]]:
+        """Lists every size with every deviation."""
+        return [(size, deviation) for size in self.sizes for deviation in self.deviations]
 
 
 SINKHORN_RECIPES = {
@@ -71,22 +63,21 @@ def sinkhorn_key(size: Size, deviation: float, who: str) -> str:
 
 def sinkhorn_steps(bench: SinkhornBench) -> list[Step]:
     """Lists the measurements of a run, in order."""
-    measures = (("ours", "eq.sinkhorn", _measure_ours), ("pot", "POT sinkhorn_log", _measure_pot))
-    return [
-        Step(
-            key=sinkhorn_key(size, deviation, who),
-            title=f"{name_size(size)}  sd {deviation:g}  {title}",
-            measure=functools.partial(measure, bench, size, deviation),
-        )
-        for size in bench.sizes
-        for deviation in bench.deviations
-        for who, title, measure in measures
-    ]
+    steps: list[Step] = []
+    for size, deviation in bench.cells():
+        keys = {size: sinkhorn_key(size, deviation, "pot") for size in bench.sizes}
+        title = f"{name_size(size)}  sd {deviation:g}  "
+        ours, pot = (partial(measure, bench, size, deviation) for measure in (_measure_ours, _measure_pot))
+        skip = partial(over_budget, bench.budget, keys, size, lambda n, k: float(n * k))
+        steps += [
+            Step(sinkhorn_key(size, deviation, "ours"), title + "eq.sinkhorn", ours),
+            Step(keys[size], title + "POT sinkhorn_log", pot, skip),
+        ]
+    return steps
 
 
-def _measure_ours(bench: SinkhornBench, size: Size, deviation: float, records: Records) -> Measurement:
+def _measure_ours(bench: SinkhornBench, size: Size, deviation: float) -> Measurement:
     """Times torch.softmax and ours in turns: tight, with the backward pass, and with slack that some experts use up."""
-    del records
     logits = _logits(size, deviation, bench.seed)
     capacity = math.ceil(CAPACITY_FACTOR * size[0] / size[1])
     popular = logits + logits[:1]
@@ -113,15 +104,9 @@ def _measure_ours(bench: SinkhornBench, size: Size, deviation: float, records: R
     return Measurement(seconds=seconds["tight"], repeats=bench.repeats, figures=figures)
 
 
-def _measure_pot(bench: SinkhornBench, size: Size, deviation: float, records: Records) -> Measurement:
+def _measure_pot(bench: SinkhornBench, size: Size, deviation: float) -> Measurement:
     """Times POT with the loosest of its thresholds that meets the tolerance; float64, as float32 does not reach it."""
-    if importlib.util.find_spec("ot") is None:
-        return Measurement(status="not installed", note="needs POT: pip install 'equipoise[peers]'")
-    expected = foresee(
-        records, bench.sizes, size, lambda size: sinkhorn_key(size, deviation, "pot"), lambda n, k: float(n * k)
-    )
-    if expected > bench.budget:
-        return Measurement(status="skipped", note=f"about {expected:.0f} s expected, budget {bench.budget:g} s")
+    need("ot", "peers", name="POT")
     import ot
 
     n, k = size
@@ -138,7 +123,7 @@ def _measure_pot(bench: SinkhornBench, size: Size, deviation: float, records: Re
     if error > bench.tolerance:
         note = f"relative column error {error:.1e} after {seconds:.3g} s"
         return Measurement(status="failed", seconds=seconds, figures=figures, note=note)
-    timing = best_of(functools.partial(solve, threshold), bench.repeats, budget=bench.budget / bench.repeats)
+    timing = best_of(partial(solve, threshold), bench.repeats, budget=bench.budget / bench.repeats)
     return Measurement(seconds=timing.seconds, repeats=timing.repeats, figures=figures)
 
 
@@ -160,7 +145,7 @@ def _column_error(p: Float[Tensor, "n k"]) -> float:
     return float((p.sum(0) / target - 1).abs().max())
 
 
-@functools.lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
 def _logits(size: Size, deviation: float, seed: int) -> Float[Tensor, "n k"]:
     """The logits of a size, float32: kept until the next are drawn, because all solvers share them."""
     return deviation * torch.randn(size, generator=torch.Generator().manual_seed(seed))

@@ -6,17 +6,23 @@ Legend: n rows (datapoints), k columns (experts).
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from equipoise_lab._style import add_grid, new_figure, save, style
+from equipoise_lab._style import add_grid, new_figure
 from equipoise_lab._tables import format_seconds, name_size, name_threads, new_table
-from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, plan
-from equipoise_lab.bench._sinkhorn import CAPACITY_FACTOR, SinkhornBench, Size, sinkhorn_key, sinkhorn_steps
-from equipoise_lab.bench._verdicts import Verdict, limit_table, ratio_text
+from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Size
+from equipoise_lab.bench._sinkhorn import (
+    CAPACITY_FACTOR,
+    SINKHORN_RECIPES,
+    SinkhornBench,
+    sinkhorn_key,
+    sinkhorn_steps,
+)
+from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio_text
 
 # Multiples of torch.softmax on the same matrix, by standard deviation of the logits, at this size.
 LIMIT_SIZE = (65536, 64)
@@ -51,29 +57,17 @@ def times_faster_than_pot(records: Records, size: Size, deviation: float) -> flo
 
 
 def sinkhorn_verdicts(bench: SinkhornBench, records: Records) -> list[Verdict]:
-    """Holds every figure of a run against its limit; not judged with more than one thread.
-
-    Args:
-        bench: the run.
-        records: its measurements, all or only some.
-
-    Returns:
-        One verdict for each limit on softmax that the run covers, and one for the closest race with POT.
-    """
-    found = [
-        Verdict(
-            group="size",
-            title=f"{name_size(LIMIT_SIZE)}, sd {deviation:g}: times torch.softmax",
-            figure=times_softmax(records, LIMIT_SIZE, deviation),
-            limit=limit,
-        )
-        for deviation, limit in SOFTMAX_LIMITS.items()
-    ]
-    races = [times_faster_than_pot(records, size, deviation) for size, deviation in _cells(bench)]
+    """Holds softmax times and the closest race with POT against their limits; not judged with more than one thread."""
+    found: list[Verdict] = []
+    for deviation, limit in SOFTMAX_LIMITS.items():
+        title = f"{name_size(LIMIT_SIZE)}, sd {deviation:g}: times torch.softmax"
+        figure = times_softmax(records, LIMIT_SIZE, deviation)
+        found.append(Verdict(group="size", title=title, figure=figure, limit=limit))
+    races = [times_faster_than_pot(records, size, deviation) for size, deviation in bench.cells()]
     closest = min((race for race in races if race is not None), default=None)
     title = "times faster than POT, at least, over all sizes and deviations"
     found.append(Verdict(group="peer", title=title, figure=closest, limit=POT_LIMIT, at_least=True))
-    return [verdict.judged() if bench.threads == 1 else verdict for verdict in found]
+    return judge(found, when=bench.threads == 1)
 
 
 def _tables(bench: SinkhornBench, records: Records) -> list[Table]:
@@ -86,14 +80,9 @@ def _tables(bench: SinkhornBench, records: Records) -> list[Table]:
         caption="In multiples of torch.softmax on the same matrix, except where a unit is given.",
         caption_justify="left",
     )
-    for size, deviation in _cells(bench):
+    for size, deviation in bench.cells():
         table.add_row(*_row(records, size, deviation))
     return [table, limit_table(sinkhorn_verdicts(bench, records))]
-
-
-def sinkhorn_benchmark(bench: SinkhornBench) -> Benchmark:
-    """Plans a run."""
-    return plan("sinkhorn", bench, sinkhorn_steps(bench), tables=_tables, summary=_summary, draw=_save_figure)
 
 
 def _summary(bench: SinkhornBench, records: Records) -> dict[str, Any]:
@@ -106,7 +95,7 @@ def _summary(bench: SinkhornBench, records: Records) -> dict[str, Any]:
             "times_softmax": times_softmax(records, size, deviation),
             "times_faster_than_pot": times_faster_than_pot(records, size, deviation),
         }
-        for size, deviation in _cells(bench)
+        for size, deviation in bench.cells()
     ]
     return {"ratios": ratios, "verdicts": [asdict(v) for v in sinkhorn_verdicts(bench, records)]}
 
@@ -129,30 +118,27 @@ def _row(records: Records, size: Size, deviation: float) -> list[Text]:
     return [*texts, ratio_text(race, ".1f", POT_LIMIT, at_least=True)]
 
 
-def _save_figure(bench: SinkhornBench, records: Records, folder: Path) -> list[Path]:
+def _draw(bench: SinkhornBench, records: Records) -> Figure:
     """Draws time in multiples of torch.softmax against the deviation of the logits, at the size that has limits."""
     size = LIMIT_SIZE if LIMIT_SIZE in bench.sizes else bench.sizes[-1]
-    with style():
-        figure = new_figure(7.2, 4.2)
-        axes = figure.add_subplot()
-        for what, title, colour, marker, dashes in _CURVES:
-            points = [(sd, times_softmax(records, size, sd, what)) for sd in bench.deviations]
-            known = [(sd, ratio) for sd, ratio in points if ratio is not None]
-            if known:
-                axes.plot(*zip(*known, strict=True), dashes, color=colour, marker=marker, markersize=4.5, label=title)
-        axes.axhline(1.0, color="#555555", linestyle=":", linewidth=1.2, label="torch.softmax")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xticks(list(bench.deviations), [f"{sd:g}" for sd in bench.deviations])
-        axes.minorticks_off()
-        add_grid(axes)
-        axes.set_xlabel("standard deviation of the logits")
-        axes.set_ylabel("time, in multiples of torch.softmax")
-        title = f"Balancing {name_size(size)} logits to a relative column error of {bench.tolerance:g}"
-        axes.set_title(title)
-        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        return save(figure, folder, "bench-sinkhorn")
+    figure = new_figure(7.2, 4.2)
+    axes = figure.add_subplot()
+    for what, title, colour, marker, dashes in _CURVES:
+        points = [(sd, times_softmax(records, size, sd, what)) for sd in bench.deviations]
+        known = [(sd, ratio) for sd, ratio in points if ratio is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), dashes, color=colour, marker=marker, markersize=4.5, label=title)
+    axes.axhline(1.0, color="#555555", linestyle=":", linewidth=1.2, label="torch.softmax")
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(list(bench.deviations), [f"{sd:g}" for sd in bench.deviations])
+    axes.minorticks_off()
+    add_grid(axes)
+    axes.set(xlabel="standard deviation of the logits", ylabel="time, in multiples of torch.softmax")
+    axes.set_title(f"Balancing {name_size(size)} logits to a relative column error of {bench.tolerance:g}")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
 
 
-def _cells(bench: SinkhornBench) -> list[tuple[Size, float]]:
-    return [(size, deviation) for size in bench.sizes for deviation in bench.deviations]
+SINKHORN = Benchmark(
+    name="sinkhorn", recipes=SINKHORN_RECIPES, steps=sinkhorn_steps, tables=_tables, summary=_summary, draw=_draw
+)

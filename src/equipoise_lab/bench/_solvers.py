@@ -11,7 +11,6 @@ Legend: n rows (datapoints), k columns (experts), c = n / k.
 """
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -56,35 +55,17 @@ def _cubic(n: int, k: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Solver:
-    """A way to assign rows to experts.
+    """A way to assign rows to experts."""
 
-    Attributes:
-        name: key in the results.
-        title: name in figures and progress.
-        short: name in tables.
-        role: "floor" (no balancing at all), "ours" or "peer".
-        exact: whether it claims an optimal assignment.
-        package: module that must be importable, None when it is one of our own dependencies.
-        growth: a function of (n, k) to which the time is about proportional; used only to foresee that a problem would
-            exceed the time budget.
-        relative_tolerance: how far from optimal, per row and relative to the largest score, an exact result may be
-            because of how the solver represents costs.
-        prepare: puts a score matrix into the solver's form.
-    """
-
-    name: str
-    title: str
-    short: str
-    role: Role
-    exact: bool = True
-    package: str | None = None
-    growth: Callable[[int, int], float] = _linear
-    relative_tolerance: float = 1e-9
-    prepare: Callable[[Float[Tensor, "n k"]], Prepared]
-
-    def installed(self) -> bool:
-        """Whether the solver's package can be imported."""
-        return self.package is None or importlib.util.find_spec(self.package) is not None
+    name: str  # in the results
+    title: str  # in figures and progress
+    short: str  # in tables
+    role: Role  # "floor": no balancing at all
+    exact: bool = True  # whether it claims an optimal assignment
+    package: str | None = None  # module that must be importable; None: one of our own dependencies
+    growth: Callable[[int, int], float] = _linear  # of time in (n, k), to foresee what would exceed the time budget
+    relative_tolerance: float = 1e-9  # of its costs: how far from optimal, per row, relative to the largest score
+    prepare: Callable[[Float[Tensor, "n k"]], Prepared]  # puts a score matrix into the solver's form
 
 
 def _argmax(scores: Float[Tensor, "n k"]) -> Prepared:
@@ -166,21 +147,8 @@ def _finite_cost(scores: Float[Tensor, "n k"]) -> Float64[Tensor, "n k"]:
 
 
 SOLVERS: tuple[Solver, ...] = (
-    Solver(
-        name="argmax",
-        title="torch.argmax",
-        short="argmax",
-        role="floor",
-        exact=False,
-        prepare=_argmax,
-    ),
-    Solver(
-        name=OURS,
-        title="equipoise primal-dual",
-        short="primal-\ndual",
-        role="ours",
-        prepare=_ours("primal-dual"),
-    ),
+    Solver(name="argmax", title="torch.argmax", short="argmax", role="floor", exact=False, prepare=_argmax),
+    Solver(name=OURS, title=f"equipoise {OURS}", short="primal-\ndual", role="ours", prepare=_ours(OURS)),
     Solver(
         name="cycle-cancelling",
         title="equipoise cycle-cancelling",
@@ -190,12 +158,7 @@ SOLVERS: tuple[Solver, ...] = (
         prepare=_ours("cycle-cancelling"),
     ),
     Solver(
-        name="auction",
-        title="equipoise auction",
-        short="auction",
-        role="ours",
-        exact=False,
-        prepare=_ours("auction"),
+        name="auction", title="equipoise auction", short="auction", role="ours", exact=False, prepare=_ours("auction")
     ),
     Solver(name="pot", title="POT emd", short="POT", role="peer", package="ot", growth=_pivoting, prepare=_pot),
     Solver(

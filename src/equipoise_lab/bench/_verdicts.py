@@ -14,33 +14,24 @@ _WORDS = {True: ("pass", "green"), False: ("FAIL", "bold red")}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """A figure against its limit.
+    """A figure against its limit."""
 
-    Attributes:
-        group: "size", "several", "family" or "behaviour" of the assignment; other benchmarks have their own.
-        title: what was measured.
-        figure: what came out; None when it was not measured.
-        limit: what it is held against.
-        at_least: True when larger is better.
-        unit: "x" for a ratio, "s" for seconds.
-        passed: None when the figure is missing or the run is not one that the limits are stated for.
-        note: why there is no figure, or what to know about it.
-    """
-
-    group: str
-    title: str
-    figure: float | None
+    group: str  # of the limits: "size", "family", "behaviour", ...
+    title: str  # what was measured
+    figure: float | None  # what came out; None when it was not measured
     limit: float
-    at_least: bool = False
-    unit: str = "x"
-    passed: bool | None = None
-    note: str = ""
+    at_least: bool = False  # whether larger is better
+    unit: str = "x"  # "x" for a ratio, "s" for seconds
+    passed: bool | None = None  # None when the figure is missing, or the limits are not stated for such a run
+    note: str = ""  # why there is no figure, or what to know about it
 
-    def judged(self) -> "Verdict":
-        """Returns the verdict with `passed` set, where there is a figure."""
-        if self.figure is None:
-            return self
-        return replace(self, passed=_holds(self.figure, self.limit, self.at_least))
+
+def judge(verdicts: Iterable[Verdict], *, when: bool = True) -> list[Verdict]:
+    """Says of each verdict with a figure whether it passed, if the limits are stated for such a run."""
+    return [
+        replace(v, passed=_holds(v.figure, v.limit, v.at_least)) if when and v.figure is not None else v
+        for v in verdicts
+    ]
 
 
 def limit_table(
@@ -53,9 +44,6 @@ def limit_table(
         title: of the table.
         unjudged: the word where nothing was judged.
         notes: whether notes have a column of their own; else they stand in for a missing figure.
-
-    Returns:
-        The table.
     """
     table = new_table(title, ["what"], ["measured", "limit", "verdict", *(["note"] if notes else [])])
     for verdict in verdicts:
@@ -68,18 +56,10 @@ def limit_table(
 
 
 def ratio_text(figure: float | None, form: str, limit: float | None = None, *, at_least: bool = False) -> Text:
-    """Writes a figure for a table, coloured where there is a limit; a dim dash where there is no figure.
-
-    Args:
-        figure: what to write.
-        form: how, as `format` takes it.
-        limit: what it is held against; None: nothing.
-        at_least: True when larger is better.
-    """
+    """Writes a figure for a table, coloured where there is a limit; a dim dash where there is no figure."""
     if figure is None:
         return Text("-", style="dim")
-    text = format(figure, form)
-    return Text(text) if limit is None else Text(text, style=_WORDS[_holds(figure, limit, at_least)][1])
+    return Text(format(figure, form), style="" if limit is None else _WORDS[_holds(figure, limit, at_least)][1])
 
 
 def _holds(figure: float, limit: float, at_least: bool) -> bool:

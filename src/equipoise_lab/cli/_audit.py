@@ -69,14 +69,8 @@ def audit(
     biased baseline, which depends on the other rows of the batch: `equipoise audit --baseline leave-one-out`.
     """
     from equipoise_lab._ledger import locked
-    from equipoise_lab.audit import (
-        Audit,
-        audit_table,
-        save_cost_figure,
-        save_figure,
-        write_figures,
-    )
-    from equipoise_lab.cli._console import make_console
+    from equipoise_lab.audit import Audit, audit_table, save_cost_figure, save_figure, write_figures
+    from equipoise_lab.cli._progress import make_console
 
     options = {} if not strategy else {"strategies": tuple(strategy)}
     run = Audit(
@@ -108,12 +102,12 @@ def audit(
 def _measure_all(run: "Audit", console: "Console") -> "list[AuditResult]":
     """Measures case by case, with a bar that shows the draws and a line for each that is done."""
     from equipoise_lab.audit import measure, prepare, verdict_text
-    from equipoise_lab.cli._training_bar import TrainingBar
+    from equipoise_lab.cli._progress import ProgressBar
 
     with console.status("drawing once from each (the first run on a machine compiles the solver)"):
         strategies = prepare(run)
     outcomes, cases = list["AuditResult"](), run.cases()
-    with TrainingBar(console, sum(count for _, _, count in cases), unit=None) as bar:
+    with ProgressBar(console, sum(count for _, _, count in cases)) as bar:
         for number, (name, subtracted, count) in enumerate(cases, start=1):
             bar.show(name)
             outcome = measure(strategies[name], run, baseline=subtracted, draws=count, advance=bar.advance)

@@ -3,15 +3,14 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from equipoise_lab.bench import Measurement
 
-    from equipoise_lab.bench import Benchmark, Log, Measurement
-
+Grid = Literal["quick", "full"]
 Out = Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)]
 Repeats = Annotated[int, typer.Option(min=1, help="Repetitions of each measurement; the best one is reported.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Keep the measurements of a finished run too.")]
@@ -23,9 +22,7 @@ _LAYER_THREADS = (1, 2)
 
 def assign(
     out: Out = Path("out/bench-assign"),
-    grid: Annotated[
-        Literal["quick", "full"], typer.Option(help="Sizes and checks. quick takes a minute or so, full several.")
-    ] = "full",
+    grid: Annotated[Grid, typer.Option(help="Sizes and checks. quick takes a minute or so, full several.")] = "full",
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch and equipoise. Peers use one.")] = 1,
     repeats: Repeats = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the score matrices.")] = 0,
@@ -57,18 +54,14 @@ def assign(
     For a quick look: `equipoise bench assign --grid quick`. For matrices that are hard to balance:
     `equipoise bench assign --family rank-2 --out out/rank-2`.
     """
-    _set_threads(threads)
-
-    from equipoise_lab.bench import RECIPES, assign_benchmark, pick_recipe
-
-    recipe = pick_recipe(RECIPES, grid, family=family, threads=threads, repeats=repeats, seed=seed, budget=budget)
-    _run_benchmark(assign_benchmark(recipe), out, resume=resume)
+    changes = {"family": family, "repeats": repeats, "seed": seed, "budget": budget}
+    _run("assign", grid, out, resume, cores=threads, threads=threads, **changes)
 
 
 def sinkhorn(
     out: Out = Path("out/bench-sinkhorn"),
     grid: Annotated[
-        Literal["quick", "full"], typer.Option(help="Sizes and deviations. quick takes a minute or so, full several.")
+        Grid, typer.Option(help="Sizes and deviations. quick takes a minute or so, full several.")
     ] = "full",
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch and numpy.")] = 1,
     repeats: Repeats = 5,
@@ -91,18 +84,14 @@ def sinkhorn(
 
     For a quick look: `equipoise bench sinkhorn --grid quick`.
     """
-    _set_threads(threads)
-
-    from equipoise_lab.bench import SINKHORN_RECIPES, pick_recipe, sinkhorn_benchmark
-
-    recipe = pick_recipe(SINKHORN_RECIPES, grid, threads=threads, repeats=repeats, seed=seed, budget=budget)
-    _run_benchmark(sinkhorn_benchmark(recipe), out, resume=resume)
+    changes = {"repeats": repeats, "seed": seed, "budget": budget}
+    _run("sinkhorn", grid, out, resume, cores=threads, threads=threads, **changes)
 
 
 def layer(
     out: Out = Path("out/bench-layer"),
     grid: Annotated[
-        Literal["quick", "full"],
+        Grid,
         typer.Option(help="Size of the layer. quick takes a minute or two, full takes a quarter of an hour."),
     ] = "full",
     threads: Annotated[
@@ -128,19 +117,12 @@ def layer(
     For a quick look: `equipoise bench layer --grid quick`.
     """
     wanted = tuple(threads) if threads else _LAYER_THREADS
-    _set_threads(max(wanted))
-
-    from equipoise_lab.bench import LAYER_RECIPES, layer_benchmark, pick_recipe
-
-    recipe = pick_recipe(LAYER_RECIPES, grid, threads=wanted, repeats=repeats, seed=seed)
-    _run_benchmark(layer_benchmark(recipe), out, resume=resume)
+    _run("layer", grid, out, resume, cores=max(wanted), threads=wanted, repeats=repeats, seed=seed)
 
 
 def scale(
     out: Out = Path("out/bench-scale"),
-    grid: Annotated[
-        Literal["quick", "full"], typer.Option(help="Sizes: quick takes half a minute, full a few minutes.")
-    ] = "full",
+    grid: Annotated[Grid, typer.Option(help="Sizes: quick takes half a minute, full a few minutes.")] = "full",
     ranks: Annotated[
         list[int] | None, typer.Option(min=1, help="Processes; repeat it for several. [default: 1, 2, 4 and 8]")
     ] = None,
@@ -163,20 +145,19 @@ def scale(
 
     Writes `bench-scale.json`, `bench-scale.svg` and `bench-scale.png`.
     """
-    _set_threads(1)
-
-    from equipoise_lab.bench import SCALE_RECIPES, pick_recipe, scale_benchmark
-
-    sizes = {"ranks": tuple(ranks) if ranks else None, "rows": rows, "experts": experts, "repeats": repeats}
-    machine = {"latency": latency, "bandwidth": bandwidth, "flops": flops}
-    recipe = pick_recipe(SCALE_RECIPES, grid, **sizes, **machine, seed=seed)
-    _run_benchmark(scale_benchmark(recipe), out, resume=resume)
+    sizes: dict[str, Any] = {
+        "ranks": tuple(ranks) if ranks else None,
+        "rows": rows,
+        "experts": experts,
+        "repeats": repeats,
+    }
+    _run("scale", grid, out, resume, **sizes, latency=latency, bandwidth=bandwidth, flops=flops, seed=seed)
 
 
 def balance(
     out: Out = Path("out/bench-balance"),
     grid: Annotated[
-        Literal["quick", "full"],
+        Grid,
         typer.Option(help="Experts and batches. quick takes less than a minute, full takes about five."),
     ] = "full",
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch and equipoise.")] = 1,
@@ -199,50 +180,41 @@ def balance(
 
     For a quick look: `equipoise bench balance --grid quick`.
     """
-    _set_threads(threads)
-
-    from equipoise_lab.bench import BALANCE_RECIPES, balance_benchmark, pick_recipe
-
-    recipe = pick_recipe(BALANCE_RECIPES, grid, trials=trials, seed=seed)
-    _run_benchmark(balance_benchmark(recipe), out, resume=resume)
+    _run("balance", grid, out, resume, cores=threads, trials=trials, seed=seed)
 
 
-def _set_threads(threads: int) -> None:
-    """Tells the libraries that are loaded from here on, which read these variables once, at load."""
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
+def _run(name: str, grid: str, out: Path, resume: bool, *, cores: int = 1, **changes: Any) -> None:
+    """Measures, prints the tables, writes the files.
 
+    Args:
+        name: of the benchmark.
+        grid: whose options are taken.
+        out: the folder of the results.
+        resume: whether to keep the measurements of a finished run.
+        cores: threads of the libraries.
+        **changes: fields of the options that differ from the grid's; None leaves what it says.
+    """
+    # For the libraries that are loaded from here on, which read these variables once, at load.
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(cores)))
 
-def _run_benchmark(benchmark: "Benchmark", out: Path, *, resume: bool) -> None:
-    """Measures, prints the tables, writes the files."""
-    from equipoise_lab._ledger import locked
-    from equipoise_lab.bench import Log
-    from equipoise_lab.cli._console import make_console
+    from equipoise_lab.bench import BENCHMARKS, Log
+    from equipoise_lab.cli._progress import ProgressBar, make_console, print_paths, run_with_bar
 
-    with locked(out):
-        log = Log(benchmark, out, resume=resume)
-        console = make_console(_LOG_WIDTH)
-        _run_steps(console, log)
-        for table in benchmark.tables(log.records):
-            console.print(table)
-        for path in log.finish():
-            console.print(f"wrote {path}", highlight=False)
+    benchmark, console = BENCHMARKS[name], make_console(_LOG_WIDTH)
+    recipe = benchmark.recipe(grid, **changes)
 
-
-def _run_steps(console: "Console", log: "Log") -> None:
-    """Makes the measurements of a plan: a moving bar on a terminal, one line a measurement in a log."""
-    from equipoise_lab.cli._training_bar import TrainingBar
-
-    steps = log.benchmark.steps
-    with TrainingBar(console, len(steps), unit=None) as bar:
-        for number, step in enumerate(steps, start=1):
+    def measure(bar: ProgressBar) -> tuple[Log, list[Path]]:
+        log = Log(benchmark, recipe, out, resume=resume)
+        for number, step in enumerate(log.steps, start=1):
             bar.show(step.title)
-            try:
-                record = log.run(step)
-            except KeyboardInterrupt:
-                console.print(f"Interrupted. What was measured is in {log.path}; the same command goes on from there.")
-                raise
-            bar.log(f"[{number}/{len(steps)}] {step.title}: {_outcome(record)}")
+            bar.log(f"[{number}/{len(log.steps)}] {step.title}: {_outcome(log.run(step))}")
             bar.advance(1)
+        return log, log.finish()
+
+    log, paths = run_with_bar(console, len(benchmark.steps(recipe)), out, measure, unit=None)
+    for table in log.tables():
+        console.print(table)
+    print_paths(console, paths)
 
 
 def _outcome(record: "Measurement") -> str:

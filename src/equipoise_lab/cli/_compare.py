@@ -25,7 +25,19 @@ def compare(
     first_seed: Annotated[
         int | None, typer.Option(help="First seed; other seeds give other runs. [default: 0]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of training. [default: 600; lm: 1200]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of training. [default: 600; lm: 2500]")] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option(
+            help="lm: a result of this command whose chosen settings to take. [default: tune]", dir_okay=False
+        ),
+    ] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(help="lm: token ids; above 128, with frequent pairs of bytes. [default: 128]")
+    ] = None,
+    contenders: Annotated[
+        str | None, typer.Option(help="lm: which to compare, for example 'dense,hash,switch'. [default: all]")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes. [default: one for each core]")] = None,
 ) -> None:
     """Compare routers on real data, each tuned over as many settings.
@@ -43,11 +55,13 @@ def compare(
     """
     import torch
 
-    from equipoise_lab.cli._console import make_console
-    from equipoise_lab.cli._training import count_workers
+    from equipoise_lab.cli._progress import count_workers, make_console
 
     given = {"seeds": seeds, "first_seed": first_seed, "steps": steps}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    names = None if contenders is None else tuple(contenders.split(","))
+    of_models = {"vocabulary": vocabulary, "contenders": names, "settings": settings}
+    changes |= _of_models(task, {name: value for name, value in of_models.items() if value is not None})
     processes, console = count_workers(workers), make_console(_LOG_WIDTH)
     if quick:
         # In small it takes less time than processes to start. Tensors of this size gain nothing from more threads.
@@ -57,13 +71,21 @@ def compare(
     run(task, out, quick, changes, processes, console)
 
 
+def _of_models(task: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Requires the language model for options that it alone has."""
+    for name, value in given.items():
+        if task != "lm":
+            raise ValueError(f"{name} must come with 'lm', got {value} with {task!r}: leave it out")
+    return given
+
+
 def _compare_task(
     task: str, out: Path, quick: bool, changes: dict[str, Any], processes: int, console: "Console"
 ) -> None:
     from dataclasses import replace
 
     from equipoise._core import check_one_of
-    from equipoise_lab.cli._training import print_paths, run_with_bar, typed_command
+    from equipoise_lab.cli._progress import print_paths, run_with_bar, typed_command
     from equipoise_lab.compare import TASKS, Comparison, compare, load_task, quick_comparison, result_tables
 
     check_one_of("task", task, (*TASKS, "lm"))
@@ -87,17 +109,25 @@ def _compare_models(
 ) -> None:
     from dataclasses import replace
 
-    from equipoise_lab.cli._training import print_paths, run_with_bar, typed_command
-    from equipoise_lab.compare.lm import LanguageModels, compare_models, model_tables, quick_language_models
+    from equipoise_lab.cli._progress import print_paths, run_with_bar, typed_command
+    from equipoise_lab.compare.lm import LanguageModels, compare_models, model_tables, quick_language_models, read_tuned
 
     del task
+    settings = changes.pop("settings", None)
     recipe = replace(quick_language_models() if quick else LanguageModels(), **changes)
+    tuned = None if settings is None else read_tuned(settings, recipe)
     found = run_with_bar(
         console,
-        recipe.total_steps,
+        recipe.total_steps(tuned=tuned is not None),
         out,
         lambda bar: compare_models(
-            recipe, out, command=typed_command("compare"), workers=processes, say=bar.say, advance=bar.advance
+            recipe,
+            out,
+            command=typed_command("compare"),
+            tuned=tuned,
+            workers=processes,
+            say=bar.say,
+            advance=bar.advance,
         ),
     )
     for table in model_tables(recipe, found.outcomes, found.differences, found.goals):

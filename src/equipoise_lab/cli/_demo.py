@@ -19,12 +19,13 @@ def demo(
 
     The first call on a machine compiles kernels, which takes half a minute more.
     """
+    import torch
     from rich.panel import Panel
 
-    from equipoise_lab.cli._console import make_console
-    from equipoise_lab.cli._training import print_paths
+    from equipoise_lab.cli._progress import make_console, print_paths
     from equipoise_lab.demo import PARTS, write_page
 
+    torch.set_num_threads(1)  # the parts are small: threads that wait for each other on a busy machine only cost time
     console = make_console(_LOG_WIDTH)
     found = []
     with console.status("working") as status:

@@ -45,7 +45,7 @@ def reproduce(
 
     from rich.console import Console
 
-    from equipoise_lab.cli._training import count_workers, print_paths, run_with_bar, typed_command
+    from equipoise_lab.cli._progress import count_workers, print_paths, run_with_bar, typed_command
     from equipoise_lab.paper import OPEN_CHOICES, Paper, claims_table, quick_recipe, reproduce, total_steps
 
     given = (("seeds", seeds), ("panel_seeds", seeds), ("steps", steps))

@@ -1,37 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole command: runs, choice of settings, test figures, JSON, picture."""
+"""The whole command: runs on several processes, choice of settings, test figures, JSON, picture."""
 
 import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
+from equipoise_lab._tasks import Part, ignore, run_parts
 from equipoise_lab.compare._contenders import CONTENDERS
-from equipoise_lab.compare._figure import NAME, save_figure
-from equipoise_lab.compare._recipe import EVALUATIONS, Comparison
-from equipoise_lab.compare._runner import run_all
-from equipoise_lab.compare._summary import CONFIDENCE, Difference, Outcome, differences, summarise
-from equipoise_lab.compare._task import load_task
-from equipoise_lab.compare._train import Trained
+from equipoise_lab.compare._protocol import CONFIDENCE
+from equipoise_lab.compare._recipe import EVALUATIONS, Comparison, Run
+from equipoise_lab.compare._report import NAME, Difference, Outcome, differences, save_figure, summarise
+from equipoise_lab.compare._task import Task, load_task
+from equipoise_lab.compare._train import Trained, measured_at, train
+
+# The slowest first, so that no process is left with a long task at the end.
+_SLOW = ("gm", "skip")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """What the command found.
+    """What the command found."""
 
-    Attributes:
-        outcomes: each contender in both evaluations.
-        differences: ours against the others.
-        paths: the files that were written.
-    """
-
-    outcomes: list[Outcome]
-    differences: list[Difference]
-    paths: list[Path]
+    outcomes: list[Outcome]  # each contender in both evaluations
+    differences: list[Difference]  # ours against the others
+    paths: list[Path]  # the files that were written
 
 
 def compare(
@@ -41,7 +41,7 @@ def compare(
     command: str,
     workers: int = 2,
     say: Callable[[str], object] = print,
-    advance: Callable[[int], object] | None = None,
+    advance: Callable[[int], object] = ignore,
 ) -> Compared:
     """Trains all runs, chooses settings on the validation split, and reports those on the test split.
 
@@ -81,12 +81,70 @@ def compare(
         "outcomes": [{**asdict(o), "mean": o.mean, "spread": o.spread} for o in outcomes],
         "confidence": CONFIDENCE,
         "differences": [{**asdict(d), "better": d.better} for d in found],
-        "validation": [_validation_row(model) for model in trained],
+        # What the choice was made on.
+        "validation": [
+            {**m.run.describe(), **dict(zip(EVALUATIONS, m.validation[-1].tolist(), strict=True))} for m in trained
+        ],
     }
     write_whole(path, json.dumps(content, indent=1) + "\n")
     return Compared(outcomes=outcomes, differences=found, paths=[path, *pictures])
 
 
-def _validation_row(trained: Trained) -> dict[str, Any]:
-    """A run with its validation loss at the end: what the choice was made on."""
-    return {**trained.run.describe(), **dict(zip(EVALUATIONS, trained.validation[-1].tolist(), strict=True))}
+def run_all(
+    recipe: Comparison, out: Path, *, workers: int, progress: Callable[[int], object] = ignore
+) -> list[Trained]:
+    """Trains every run of a recipe that `out` does not hold yet.
+
+    Args:
+        recipe: the comparison.
+        out: the folder of the command, with a part for each run in `runs/`.
+        workers: processes, of one thread each; 0 stays in this one.
+        progress: called with steps as they are done, those of runs that were found counted at once.
+
+    Returns:
+        The runs, in the order of the recipe.
+    """
+    runs = {run.name: run for run in recipe.runs()}
+    parts = {
+        name: Part(
+            task=(_train_run, runs[name], recipe),
+            steps=recipe.steps,
+            recipe=depends_on(runs[name], recipe),
+            write=_write,
+            read=partial(_read, runs[name], recipe),
+        )
+        for name in sorted(runs, key=_slowness)
+    }
+    done = dict(run_parts(parts, Ledger(out / "runs"), workers, progress))
+    return [done[name] for name in runs]
+
+
+def _train_run(run: Run, recipe: Comparison, *, progress: Callable[[int], object]) -> Trained:
+    return train(run, recipe, _task(recipe.task), progress=progress)
+
+
+@cache
+def _task(name: str) -> Task:
+    """Loads a task once in a process."""
+    return load_task(name)
+
+
+def depends_on(run: Run, recipe: Comparison) -> dict[str, Any]:
+    """Lists what the model of a run depends on: not which other runs there are."""
+    others = ("contenders", "seeds", "first_seed", "learning_rates")
+    described = {name: value for name, value in recipe.describe().items() if name not in others}
+    return {"comparison": described, "run": run.describe()}
+
+
+def _write(trained: Trained) -> dict[str, Any]:
+    parameters = {name: x.tolist() for name, x in trained.parameters.items()}
+    return {"parameters": parameters, "validation": trained.validation.tolist()}
+
+
+def _read(run: Run, recipe: Comparison, content: Any) -> Trained:
+    parameters = {name: torch.tensor(x) for name, x in content["parameters"].items()}
+    return Trained(run, parameters, measured_at(recipe.steps), torch.tensor(content["validation"]))
+
+
+def _slowness(name: str) -> int:
+    return next((i for i, part in enumerate(_SLOW) if part in name), len(_SLOW))

@@ -14,46 +14,30 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Setting:
-    """What is tuned on the validation split; the last three are options of `equipoise.nn.MoE`.
+    """What is tuned on the validation split; the last three are options of `equipoise.nn.MoE`."""
 
-    Attributes:
-        learning_rate: of Adam, for router and experts.
-        balance_loss: weight of the load-balance loss.
-        marginal_entropy: weight of the marginal-entropy loss.
-        capacity_factor: in training an expert takes at most this times its share of the rows, rounded up.
-    """
-
-    learning_rate: float
-    balance_loss: float = 0.0
-    marginal_entropy: float = 0.0
-    capacity_factor: float = 1.25
+    learning_rate: float  # of Adam, for router and experts
+    balance_loss: float = 0.0  # weight of the load-balance loss
+    marginal_entropy: float = 0.0  # weight of the marginal-entropy loss
+    capacity_factor: float = 1.25  # in training an expert takes at most this times its share of the rows, rounded up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
     """One row of the table.
 
-    Attributes:
-        name: in files and options.
-        label: in the table and the figure.
-        router: of the layer.
-        own: the field of `Setting` that is tuned, and three values of it.
-        fixed: other fields with their values, the same in all its settings.
-        learns: "surrogate": what `equipoise.nn.Surrogate` makes of the losses, with a moving average as baseline.
-            "label-aware": the same with a baseline that knows the label. "exact": the expected loss, all experts on
-            all rows.
-        ours: whether it is a recipe of this library, which the others are compared with.
-        doc: one line.
+    It learns by what `equipoise.nn.Surrogate` makes of the losses with a moving average as baseline ("surrogate"), or
+    with a baseline that knows the label ("label-aware"), or by the expected loss, all experts on all rows ("exact").
     """
 
-    name: str
-    label: str
-    router: str
-    own: tuple[str, tuple[float, ...]]
-    fixed: tuple[tuple[str, float], ...] = ()
+    name: str  # in files and options
+    label: str  # in the table and the figure
+    router: str  # of the layer
+    own: tuple[str, tuple[float, ...]]  # the field of `Setting` that is tuned, and three values of it
+    fixed: tuple[tuple[str, float], ...] = ()  # other fields with their values, the same in all its settings
     learns: Literal["surrogate", "label-aware", "exact"] = "surrogate"
-    ours: bool = False
-    doc: str
+    ours: bool = False  # whether it is a recipe of this library, which the others are compared with
+    doc: str  # one line
 
     def settings(self, learning_rates: Sequence[float]) -> list[Setting]:
         """Lists the settings that are tried, as many for every contender."""

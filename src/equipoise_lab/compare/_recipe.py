@@ -15,18 +15,11 @@ EVALUATIONS = ("unlimited", "limited")
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Run:
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        contender: its name.
-        setting: what is tuned.
-        seed: of the initial parameters, the order of the rows and the noise. Runs of a seed share the first two,
-            whatever the contender.
-    """
-
-    contender: str
-    setting: Setting
-    seed: int
+    contender: str  # its name
+    setting: Setting  # what is tuned
+    seed: int  # of the initial parameters and the order of the rows, which contenders share, and of the noise
 
     @property
     def name(self) -> str:
@@ -44,30 +37,18 @@ class Comparison:
     """One mixture-of-experts layer on a classification task, under every contender.
 
     The defaults were settled on the validation split with seeds from 1,000 on, which no reported run has.
-
-    Attributes:
-        task: its name.
-        contenders: whom to compare.
-        seeds: how many.
-        first_seed: the seeds are this one and those after it.
-        steps: of Adam, the same for all.
-        batch_size: rows of a step.
-        learning_rates: that every contender is tuned over, with three values of its own for each.
-        num_experts: k.
-        hidden_dim: hidden units of an expert.
-        eval_capacity_factor: of the evaluation within a capacity; the other one has none.
     """
 
     task: str = "digits"
-    contenders: tuple[str, ...] = tuple(CONTENDERS)
-    seeds: int = 5
-    first_seed: int = 0
-    steps: int = 600
-    batch_size: int = 128
-    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03)
-    num_experts: int = 8
-    hidden_dim: int = 16
-    eval_capacity_factor: float = 1.25
+    contenders: tuple[str, ...] = tuple(CONTENDERS)  # whom to compare
+    seeds: int = 5  # how many
+    first_seed: int = 0  # the seeds are this one and those after it
+    steps: int = 600  # of Adam, the same for all
+    batch_size: int = 128  # rows of a step
+    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03)  # each is tried with three values of a contender's own
+    num_experts: int = 8  # k
+    hidden_dim: int = 16  # hidden units of an expert
+    eval_capacity_factor: float = 1.25  # of the evaluation within a capacity; the other one has none
 
     def __post_init__(self) -> None:
         """Refuses what cannot be run, before anything is."""

@@ -27,15 +27,10 @@ _TENTHS = (6, 2)
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Rows with labels.
+    """Rows with labels."""
 
-    Attributes:
-        x: the features.
-        y: the labels, 0 to the number of classes - 1.
-    """
-
-    x: Float[Tensor, "n d"]
-    y: Int[Tensor, "n"]
+    x: Float[Tensor, "n d"]  # the features
+    y: Int[Tensor, "n"]  # the labels, 0 to the number of classes - 1
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -44,21 +39,13 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A classification task.
+    """A classification task."""
 
-    Attributes:
-        name: on the command line.
-        train: what gradients come from.
-        validation: what settings are chosen on.
-        test: what is reported, once.
-        num_classes: C.
-    """
-
-    name: str
-    train: Split
-    validation: Split
-    test: Split
-    num_classes: int
+    name: str  # on the command line
+    train: Split  # what gradients come from
+    validation: Split  # what settings are chosen on
+    test: Split  # what is reported, once
+    num_classes: int  # C
 
     @property
     def dim(self) -> int:
@@ -111,16 +98,6 @@ TASKS: MappingProxyType[str, Callable[[], Task]] = MappingProxyType(
 
 
 def load_task(name: str) -> Task:
-    """Loads a task.
-
-    Args:
-        name: one of `TASKS`.
-
-    Returns:
-        The task.
-
-    Raises:
-        ValueError: there is none of that name, or a package that it needs is missing.
-    """
+    """Loads one of `TASKS`; a ValueError says which there are, or which package a task needs."""
     check_one_of("task", name, tuple(TASKS))
     return TASKS[name]()

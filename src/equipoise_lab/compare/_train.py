@@ -32,34 +32,21 @@ _DECAY = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A model at the end of training.
+    """A model at the end of training."""
 
-    Attributes:
-        run: which one.
-        parameters: of the layer, by name.
-        steps: where the validation loss was measured; the last is the end.
-        validation: that loss, for each of `EVALUATIONS`.
-    """
-
-    run: Run
-    parameters: dict[str, Tensor]
-    steps: tuple[int, ...]
-    validation: Float[Tensor, "points 2"]
+    run: Run  # which one
+    parameters: dict[str, Tensor]  # of the layer, by name
+    steps: tuple[int, ...]  # where the validation loss was measured; the last is the end
+    validation: Float[Tensor, "points 2"]  # that loss, for each of `EVALUATIONS`
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a model does on a split.
+    """How a model does on a split."""
 
-    Attributes:
-        loss: the mean cross-entropy in nats.
-        accuracy: the fraction of rows whose largest class score is the label's; a dropped row counts as wrong.
-        dropped: the fraction of rows that no expert processed.
-    """
-
-    loss: float
-    accuracy: float
-    dropped: float
+    loss: float  # the mean cross-entropy in nats
+    accuracy: float  # the fraction of rows whose largest class score is the label's; a dropped row counts as wrong
+    dropped: float  # the fraction of rows that no expert processed
 
 
 def train(run: Run, recipe: Comparison, task: Task, *, progress: Callable[[int], object] | None = None) -> Trained:

@@ -2,7 +2,7 @@
 """A tour in half a minute: assign, sample, audit, train."""
 
 from equipoise_lab.demo._page import write_page as write_page
+from equipoise_lab.demo._part import Part as Part
 from equipoise_lab.demo._parts import PARTS as PARTS
-from equipoise_lab.demo._parts import Part as Part
 
 __all__ = ["PARTS", "Part", "write_page"]

@@ -11,7 +11,7 @@ import jinja2
 from equipoise import __version__
 from equipoise_lab._ledger import write_whole
 from equipoise_lab._style import save
-from equipoise_lab.demo._parts import Part
+from equipoise_lab.demo._part import Part
 
 
 def write_page(parts: Sequence[Part], folder: Path) -> Path:

@@ -1,38 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four parts of the tour. Each does something real with the library, and returns what it found."""
+"""The parts of the tour. Each does something real with the library, and returns what it found."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from matplotlib.figure import Figure
 
 import equipoise as eq
 from equipoise_lab._style import GREY, add_grid, look, new_figure, row, style
 from equipoise_lab._tables import format_seconds
+from equipoise_lab.demo._part import Part
+from equipoise_lab.demo._training import show_training
 
-_BUSY = "#8c2d04"
 _CALM = "#0b4f94"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """What one part found.
-
-    Attributes:
-        title: what was done.
-        code: the lines of Python that do it, for the reader to copy.
-        found: what came out, a sentence each.
-        figure: the picture.
-        caption: what the picture shows.
-    """
-
-    title: str
-    code: str
-    found: tuple[str, ...]
-    figure: Figure
-    caption: str
+_DRAWS = 100_000
 
 
 def show_assignment() -> Part:
@@ -57,9 +38,9 @@ def show_assignment() -> Part:
         title="Balanced assignment",
         code="a = eq.assign(logits)  # logits [16384, 64]\na.z, a.counts, a.prices, a.gap",
         found=(
-            f"16,384 rows found their best experts in {format_seconds(seconds)}, 256 rows for each of 64 experts.",
+            f"16,384 rows were assigned in {format_seconds(seconds)}: 256 rows for each of 64 experts.",
             f"Without a limit the busiest expert would have {wanted.max():,} rows and the least busy {wanted.min()}.",
-            f"Provably left to gain: {a.gap.item():.1g} of a total score of {a.value.item():,.0f}.",
+            f"Total score: {a.value.item():,.0f}. No balanced assignment is better by more than {a.gap.item():.1g}.",
         ),
         figure=figure,
         caption="Rows that each expert would have without a limit, and what the exact assignment gives it.",
@@ -82,7 +63,7 @@ def show_sampling() -> Part:
         axes.loglog(log_q_z.exp().tolist(), log_p_z.exp().tolist(), **look("gm-iw").points(3.2))
         axes.plot([1e-3, 1], [1e-3, 1], color=GREY, linewidth=0.8)
         axes.text(0.0013, 0.0019, "weight 1", color=GREY, rotation=23)
-        axes.set(xlabel="q: how likely the balanced draw was", ylabel="p: how likely the router wanted it")
+        axes.set(xlabel="q: probability of the balanced draw", ylabel="p: probability under the router")
         add_grid(axes)
     return Part(
         title="A random choice that is exactly balanced",
@@ -91,17 +72,17 @@ def show_sampling() -> Part:
         found=(
             f"Rows of each expert: {', '.join(map(str, s.z.bincount(minlength=8).tolist()))}.",
             f"Weights between {weight.min():.2g} and {weight.max():.2g} correct for the balancing.",
-            f"The gradient rests on {effective:.0%} of the batch (effective sample size).",
+            f"The effective sample size of the weighted rows is {effective:.0%} of the batch.",
         ),
         figure=figure,
-        caption="Each mark is a row. Above the line the router wanted its expert more than the balanced draw gave it.",
+        caption="Each mark is a row at the expert that it drew. Above the line, p exceeds q, and the weight exceeds 1.",
     )
 
 
 def show_audit() -> Part:
-    """Audits the balanced estimator, with its weights and without."""
-    conditions = eq.audit.Conditions(n=4, draws=60_000, row_effect=0.0)
-    results = [eq.audit.audit(name, conditions) for name in ("gm-iw-mix", "gm")]
+    """Audits an estimator that drops rows, with the weights that make up for it and without."""
+    conditions = eq.audit.Conditions(n=4, draws=_DRAWS, row_effect=0.0)
+    results = [eq.audit.audit(name, conditions) for name in ("skip-iw", "skip")]
     with style():
         figure = new_figure(7.0, 2.4)
         (axes,) = row(figure, 1)
@@ -116,57 +97,15 @@ def show_audit() -> Part:
         axes.set_xlabel("bias of the router's gradient, as a fraction of its norm (95% interval)")
     return Part(
         title="Is the gradient right?",
-        code='eq.audit.audit("gm-iw-mix").verdict',
+        code='eq.audit.audit("skip-iw").verdict',
         found=tuple(
             f"{result.name}: {result.verdict}, {result.judgement.z:.1f} standard errors off at the worst component "
             f"(limit {result.judgement.z_limit:.1f})."
             for result in results
         ),
         figure=figure,
-        caption="Mean of 60,000 estimates against the exact gradient: Gumbel-Matching with its weights, and without.",
-    )
-
-
-def show_training(steps: int = 150) -> Part:
-    """Trains a mixture of eight experts on a function of eight pieces, exactly balanced."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        pieces = torch.randn(8, 16, 16) / 4
-        moe = eq.nn.MoE(16, 8, hidden_dim=32, router="gm-iw-mix", capacity_factor=1.0)
-        surrogate = eq.nn.Surrogate()
-        optimizer = torch.optim.AdamW(eq.nn.parameter_groups(moe, lr=1e-2))
-        losses_by_step: list[float] = []
-        loads: list[list[int]] = []
-        for _ in range(steps):
-            x = torch.randn(512, 16)
-            kind = x[:, :3].gt(0).long() @ torch.tensor([1, 2, 4])
-            wanted = torch.einsum("nd,nde->ne", x, pieces[kind])
-            with eq.nn.capture(moe, optimizer) as routings:
-                losses = (moe(x) - wanted).square().mean(-1)
-            loss = surrogate(losses, routings)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses_by_step.append(losses.mean().item())
-            loads.append(routings[0].stats.load.tolist())
-    with style():
-        figure = new_figure(7.0, 2.6)
-        (axes,) = row(figure, 1)
-        axes.plot(range(1, steps + 1), losses_by_step, color=_BUSY)
-        axes.set(xlabel="step", ylabel="mean squared error", ylim=(0, None))
-        add_grid(axes, "y")
-    return Part(
-        title="Train a mixture of experts",
-        code='moe = eq.nn.MoE(16, 8, router="gm-iw-mix", capacity_factor=1.0)\n'
-        "with eq.nn.capture(moe) as routings:\n    losses = (moe(x) - y).square().mean(-1)\n"
-        "surrogate(losses, routings).backward()",
-        found=(
-            f"The error fell from {losses_by_step[0]:.2f} to {losses_by_step[-1]:.2f} in {steps} steps.",
-            f"Every expert had {loads[0][0]} rows in every step: "
-            + ("nothing was dropped." if all(load == loads[0] for load in loads) else "but for rounding."),
-        ),
-        figure=figure,
-        caption="The error of a batch while router and experts learn together.",
+        caption=f"Mean of {_DRAWS:,} estimates against the exact gradient. Rows beyond the capacity are dropped. "
+        "skip-iw weights the others by how likely they were to be kept, skip averages over what is left.",
     )
 
 

@@ -6,13 +6,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from equipoise_lab._ledger import write_whole
 from equipoise_lab.paper import _claims_gating, _claims_reinforce, _claims_studies
 from equipoise_lab.paper._results import BASELINES, Baseline, Result
 from equipoise_lab.paper._rules import Outcomes, Part, Rule, Study, Verdict, all_hold, with_baseline
 from equipoise_lab.paper._solved import SolvedTable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 RULES = sorted(
     (
@@ -128,38 +131,69 @@ def make_claim(number: int, title: str, parts: Sequence[Part]) -> Claim:
     )
 
 
-def summarise(claims: Sequence[Claim]) -> str:
+# Each claim in few words, for the paragraph that sums them up.
+_SHORT = {
+    1: "Sample and Sample Skip IW solve the task from temperature 1 on",
+    2: "within capacity, only Sample Skip IW matches Sample",
+    3: "Gumbel-Matching is worse, and good at high temperature if its weights correct for the balancing",
+    4: "Gumbel-Matching falls short because of large weights",
+    5: "with Sinkhorn first, REINFORCE needs a high temperature",
+    6: "gating needs a balance loss, balanced sampling, weights and a low temperature",
+    7: "gating works better with Sinkhorn first",
+    8: "gating fails without importance weights",
+    9: "without importance weights, REINFORCE needs a low temperature",
+    10: "REINFORCE works with and without a balance loss",
+    11: "Sinkhorn approximates the marginals of Gumbel-Matching",
+    12: "maximum-entropy distributions are powers of p",
+    13: "cycle cancelling is much faster than the Hungarian algorithm",
+    14: "0.1 is the best learning rate",
+    15: "training the ELBO keeps choices deterministic",
+    16: "Gumbel noise does as well as Gaussian noise or input jitter",
+}
+_COUNTS = (
+    *("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"),
+    *("Nine", "Ten", "Eleven", "Twelve", "Thirteen", "Fourteen", "Fifteen", "Sixteen"),
+)
+# What the paragraph says of one claim, and of several.
+_SUMMARY = {
+    "holds": ("One holds", "{} hold"),
+    "differs": (
+        "One depends on whether REINFORCE subtracts a moving average",
+        "{} depend on whether REINFORCE subtracts a moving average",
+    ),
+    "undecided": ("One is undecided with these seeds", "{} are undecided with these seeds"),
+    "does not hold": ("One does not hold as stated", "{} do not hold as stated"),
+}
+
+
+def summarise(claims: Sequence[Claim], *, named: bool = True) -> str:
     """Writes the paragraph that a reader can quote: which claims hold, which do not, which depend on the baseline.
+
+    Args:
+        claims: what was judged.
+        named: whether each claim is named; False for how many there are of each kind, in one sentence.
 
     Example:
         >>> summarise(judge([], {}))
         'No claim was judged.'
     """
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, list[str]] = {}
     for claim in claims:
         differs = claim.verdict_without not in (None, claim.verdict)
-        groups.setdefault("differs" if differs else claim.verdict, []).append(claim.number)
-    sentences = {
-        "holds": "{claims} {hold}",
-        "differs": "{claims} {depend} on whether REINFORCE subtracts a moving average",
-        "undecided": "{claims} {are} undecided",
-        "does not hold": "{claims} {do} not hold as stated",
+        words = f"{_SHORT[claim.number]} ({claim.number})"
+        groups.setdefault("differs" if differs else claim.verdict, []).append(words)
+    kinds = {
+        one if len(found) == 1 else several.format(_COUNTS[len(found)]): found
+        for kind, (one, several) in _SUMMARY.items()
+        if (found := groups.get(kind))
     }
-    words: list[str] = []
-    for kind, sentence in sentences.items():
-        if numbers := groups.get(kind):
-            one = len(numbers) == 1
-            verbs = {"hold": "holds", "depend": "depends", "are": "is", "do": "does"} if one else {}
-            said = {verb: verbs.get(verb, verb) for verb in ("hold", "depend", "are", "do")}
-            words.append(sentence.format(claims=f"{'Claim' if one else 'Claims'} {_listed(numbers)}", **said))
-    if not words:
+    if not kinds:
         return "No claim was judged."
-    return f"Of the paper's {len(claims)} empirical claims: {'; '.join(w[0].lower() + w[1:] for w in words)}."
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    shown = [str(number) for number in numbers]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    if named:
+        text = " ".join(f"{kind}: {'; '.join(found)}." for kind, found in kinds.items())
+    else:
+        text = f"{', '.join(kind.lower().replace('reinforce', 'REINFORCE') for kind in kinds)}."
+    return f"Of the {len(claims)} empirical claims of the paper, {text[0].lower()}{text[1:]}"
 
 
 def write_claims(path: Path, claims: Sequence[Claim], solved: Sequence[SolvedTable] = ()) -> None:
@@ -192,3 +226,29 @@ def read_claims(path: Path) -> list[Claim]:
     entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["claims"]
     parts = [tuple(Part(**part) for part in entry.pop("parts")) for entry in entries]
     return [Claim(**entry, parts=each) for entry, each in zip(entries, parts, strict=True)]
+
+
+_STYLES = {"holds": "green", "undecided": "yellow", "does not hold": "red", "not judged": "dim"}
+
+
+def claims_table(claims: Sequence[Claim]) -> "Table":
+    """Lists the claims with their verdicts.
+
+    Args:
+        claims: what was judged.
+
+    Returns:
+        The table.
+    """
+    from rich.table import Table  # not above: only the command prints
+
+    table = Table(title="The paper's claims", title_justify="left", show_lines=False)
+    table.add_column("", justify="right")
+    table.add_column("claim")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("without baseline", no_wrap=True)
+    for claim in claims:
+        verdicts = (claim.verdict, claim.verdict_without)
+        shown = ("" if verdict is None else f"[{_STYLES[verdict]}]{verdict}[/]" for verdict in verdicts)
+        table.add_row(str(claim.number), claim.title, *shown)
+    return table

@@ -18,6 +18,7 @@ from equipoise_lab.paper._results import (
     VARIANTS,
     Baseline,
     Loss,
+    Run,
     Variant,
 )
 
@@ -30,17 +31,6 @@ BALANCE_WEIGHTS = (0.0, 0.003, 0.01, 0.03, 0.1)
 # What is varied besides the panels: the weight of the balance loss with either loss, the learning rate with REINFORCE.
 SWEEPS = ("gating-balance", "reinforce-balance", "reinforce-rate")
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-# Variants and methods that are others under another name. Without importance weights, what Gumbel-Matching would weigh
-# with does not matter. Sinkhorn first adds a number to each column of the scores. Two experts that must take n/2 rows
-# each take the same ones whatever that number is, so it changes only the weights of biased Gumbel-Matching, which are
-# then those of SH.
-SAME: dict[tuple[str, str], tuple[Variant, str]] = {
-    ("no-iw", "gm-iw"): ("no-iw", "gm"),
-    ("no-iw", "gm-sh"): ("no-iw", "gm"),
-    ("sinkhorn", "gm-iw"): ("plain", "gm-iw"),
-    ("sinkhorn", "gm-sh"): ("plain", "gm-sh"),
-    ("sinkhorn", "gm"): ("plain", "gm-sh"),
-}
 # What the paper leaves open, the default first.
 OPEN_CHOICES: dict[str, tuple[str, ...]] = {
     "dataset": ("per-seed", "shared"),
@@ -50,44 +40,6 @@ OPEN_CHOICES: dict[str, tuple[str, ...]] = {
     "measure": ("argmax", "expected"),
     "measured_at": ("last", "last-200"),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Run:
-    """One training run: what it is called in `results.csv`.
-
-    Attributes:
-        variant: "plain", "sinkhorn" (Sinkhorn first) or "no-iw" (no importance weights).
-        method: a strategy's name.
-        loss: "reinforce" or "gating".
-        balance_weight: of the load-balance loss.
-        temperature: of the proposal.
-        learning_rate: of Adam.
-        baseline: "ema", the moving average of past losses, or "none".
-        seed: of the initial parameters and the noise; and of the data, unless all seeds share them.
-    """
-
-    variant: Variant
-    method: str
-    loss: Loss
-    balance_weight: float
-    temperature: float
-    learning_rate: float
-    baseline: Baseline
-    seed: int
-
-    @property
-    def trained_as(self) -> "Run":
-        """The run that this one is under another name, or itself."""
-        variant, method = SAME.get((self.variant, self.method), (self.variant, self.method))
-        return replace(self, variant=variant, method=method)
-
-    @property
-    def unit(self) -> str:
-        """The runs that are trained together, in batches: they sample alike, and may weigh differently."""
-        run = self.trained_as
-        sampling = "sinkhorn" if run.variant == "sinkhorn" else "direct"
-        return f"{sampling}-{run.method}-{run.loss}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outcome of each training run, and `results.csv`, which holds them."""
+"""Training runs and their outcomes, and `results.csv`, which holds them."""
 
 import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from equipoise_lab._ledger import write_whole
 
@@ -30,22 +30,32 @@ MAIN_BASELINE: dict[Loss, Baseline] = {"reinforce": "ema", "gating": "none"}
 """What the paper subtracts from the losses: a moving average with REINFORCE; gating has no use for one."""
 
 
+# Variants and methods that are others under another name. Without importance weights, what Gumbel-Matching would weigh
+# with does not matter. Sinkhorn first adds a number to each column of the scores. Two experts that must take n/2 rows
+# each take the same ones whatever that number is, so it changes only the weights of biased Gumbel-Matching, which are
+# then those of SH.
+SAME: dict[tuple[str, str], tuple[Variant, str]] = {
+    ("no-iw", "gm-iw"): ("no-iw", "gm"),
+    ("no-iw", "gm-sh"): ("no-iw", "gm"),
+    ("sinkhorn", "gm-iw"): ("plain", "gm-iw"),
+    ("sinkhorn", "gm-sh"): ("plain", "gm-sh"),
+    ("sinkhorn", "gm"): ("plain", "gm-sh"),
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """One training run; the fields are the columns of `results.csv`, in this order.
+class Run:
+    """One training run.
 
     Attributes:
-        loss: how the router learns.
-        variant: Sinkhorn before sampling, importance weights dropped, or neither.
-        method: the name of the strategy.
+        loss: how the router learns: "reinforce" or "gating".
+        variant: "plain", "sinkhorn" (Sinkhorn before sampling) or "no-iw" (no importance weights).
+        method: a strategy's name.
         temperature: of the proposal.
-        seed: of the run.
-        balance_weight: of the balance loss.
+        seed: of the initial parameters and the noise; and of the data, unless all seeds share them.
+        balance_weight: of the load-balance loss.
         learning_rate: of Adam.
-        baseline: what REINFORCE subtracts: the moving average of past losses ("ema") or nothing ("none").
-        mse: mean squared error at the end; nan or inf where the run diverged.
-        mse_expected: the same in expectation over the router.
-        solved: whether the run solved the task.
+        baseline: what REINFORCE subtracts: "ema", the moving average of past losses, or "none".
     """
 
     loss: Loss
@@ -56,9 +66,39 @@ class Result:
     balance_weight: float
     learning_rate: float
     baseline: Baseline
+
+    @property
+    def trained_as(self) -> "Run":
+        """The run that this one is under another name, or itself."""
+        same = SAME.get((self.variant, self.method))
+        return self if same is None else replace(self, variant=same[0], method=same[1])
+
+    @property
+    def unit(self) -> str:
+        """The runs that are trained together, in batches: they sample alike, and may weigh differently."""
+        run = self.trained_as
+        sampling = "sinkhorn" if run.variant == "sinkhorn" else "direct"
+        return f"{sampling}-{run.method}-{run.loss}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result(Run):
+    """A run and its outcome; the fields are the columns of `results.csv`, in this order.
+
+    Attributes:
+        mse: mean squared error at the end; nan or inf where the run diverged.
+        mse_expected: the same in expectation over the router.
+        solved: whether the run solved the task.
+    """
+
     mse: float
     mse_expected: float
     solved: bool
+
+    @property
+    def run(self) -> Run:
+        """The run alone."""
+        return Run(**{field.name: getattr(self, field.name) for field in fields(Run)})
 
 
 COLUMNS = tuple(field.name for field in fields(Result))
@@ -105,30 +145,18 @@ def read_results(path: Path) -> list[Result]:
 
 def _from_row(row: Sequence[str], name: str, number: int) -> Result:
     try:
-        loss, variant, method, temperature, seed, balance_weight, learning_rate, baseline, mse, mse_expected, solved = (
-            row
-        )
-        known = (loss in LOSSES, variant in VARIANTS, baseline in BASELINES, solved in ("true", "false"))
-        if not all(known):
-            raise ValueError
-        return Result(
-            loss=cast(Loss, loss),
-            variant=cast(Variant, variant),
-            method=method,
-            temperature=float(temperature),
-            seed=int(seed),
-            balance_weight=float(balance_weight),
-            learning_rate=float(learning_rate),
-            baseline=cast(Baseline, baseline),
-            mse=float(mse),
-            mse_expected=float(mse_expected),
-            solved=solved == "true",
-        )
-    except ValueError as error:
+        return Result(**{field.name: _parse(field.type, text) for field, text in zip(fields(Result), row, strict=True)})
+    except (KeyError, ValueError) as error:
         raise ValueError(
             f"{name} must hold one run a line, got {','.join(row)!r} in line {number}: "
             "remove that line to repeat its run"
         ) from error
+
+
+def _parse(kind: Any, text: str) -> Any:
+    """Reads a value of a column: one of several words, truth, or a number."""
+    known = {word: word for word in get_args(kind)} or ({"true": True, "false": False} if kind is bool else {})
+    return known[text] if known else kind(text)
 
 
 def select(results: Iterable[Result], **equals: object) -> list[Result]:

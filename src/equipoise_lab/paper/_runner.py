@@ -16,8 +16,8 @@ import torch
 
 from equipoise_lab._ledger import Ledger
 from equipoise_lab._tasks import Part, Progress, ignore, run_parts
-from equipoise_lab.paper._recipe import Paper, Run
-from equipoise_lab.paper._results import Result, write_results
+from equipoise_lab.paper._recipe import Paper
+from equipoise_lab.paper._results import Result, Run, write_results
 from equipoise_lab.paper._studies._traces import checkpoints
 from equipoise_lab.paper._train import Trained, train
 

@@ -4,7 +4,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from equipoise_lab._ledger import write_whole
 from equipoise_lab._tasks import Progress
 from equipoise_lab.paper._beyond import beyond_recipe
 from equipoise_lab.paper._claims import judge
-from equipoise_lab.paper._recipe import OPEN_CHOICES, SAME, Paper
-from equipoise_lab.paper._results import Result, select_main
+from equipoise_lab.paper._recipe import OPEN_CHOICES, Paper
+from equipoise_lab.paper._results import SAME, Result, select_main
 from equipoise_lab.paper._runner import load_unit, run_units
 from equipoise_lab.paper._task import draw_data, minority_share
 
@@ -129,19 +128,13 @@ def _merge(
     recipe: Paper, panels: Paper, changed: Paper, results: list[Result], fresh: list[Result] | None, out: Path
 ) -> list[Result]:
     """The runs of the panels, with those that were trained again, or measured otherwise, in their places."""
-    by_run = {_identity(result): result for result in results}
+    by_run = {result.run: result for result in results}
     if fresh is None:
         measured: list[Result] = []
         for name in recipe.units():
             trained = load_unit(out, name, recipe)
             measured += trained.results(changed) if trained is not None else []
         fresh = measured
-    by_run.update({_identity(result): result for result in fresh})
-    wanted = {_identity(run) for run in panels.runs()}
+    by_run.update({result.run: result for result in fresh})
+    wanted = set(panels.runs())
     return [result for key, result in by_run.items() if key in wanted]
-
-
-_identity = attrgetter(
-    "loss", "variant", "method", "temperature", "seed", "balance_weight", "learning_rate", "baseline"
-)
-"""What a run and its result have in common."""

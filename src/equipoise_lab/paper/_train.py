@@ -9,7 +9,7 @@ Legend: r runs, n rows (datapoints), 2 experts.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -31,8 +31,8 @@ from equipoise.ops import draw_gumbel
 from equipoise.sampling import Sample
 from equipoise_lab.paper._kernels._model import predict, pull_back, route
 from equipoise_lab.paper._methods import METHOD_TABLE
-from equipoise_lab.paper._recipe import Paper, Run
-from equipoise_lab.paper._results import Result
+from equipoise_lab.paper._recipe import Paper
+from equipoise_lab.paper._results import Result, Run
 from equipoise_lab.paper._task import draw_datasets, draw_parameters, errors
 
 # Streams of noise: what every method needs, and what only those beyond the paper do.
@@ -70,19 +70,7 @@ class Trained:
         mse, expected = self.mse[at].tolist(), self.mse_expected[at].tolist()
         decisive = mse if recipe.measure == "argmax" else expected
         return [
-            Result(
-                loss=run.loss,
-                variant=run.variant,
-                method=run.method,
-                temperature=run.temperature,
-                seed=run.seed,
-                balance_weight=run.balance_weight,
-                learning_rate=run.learning_rate,
-                baseline=run.baseline,
-                mse=mse[i],
-                mse_expected=expected[i],
-                solved=decisive[i] < recipe.threshold,
-            )
+            Result(**asdict(run), mse=mse[i], mse_expected=expected[i], solved=decisive[i] < recipe.threshold)
             for i, run in enumerate(self.runs)
         ]
 
@@ -171,7 +159,7 @@ class _Batch:
         self.method = METHOD_TABLE[runs[0].method]
         self.capacity = self.method.capacity(recipe.num_points)
         self.sinkhorn_first = runs[0].variant == "sinkhorn"
-        self.weighted = torch.tensor([[run.variant != "no-iw"] for run in runs])
+        self.unweighted = torch.tensor([i for i, run in enumerate(runs) if run.variant == "no-iw"], dtype=torch.int64)
         self.seeds = sorted({run.seed for run in runs})
         self.row_seed = torch.tensor([self.seeds.index(run.seed) for run in runs])
         self.temperature = torch.tensor([run.temperature for run in runs])
@@ -223,7 +211,7 @@ class _Batch:
             sinkhorn_first=first,
             importance=False,
         )
-        return s, weight * torch.where(self.weighted, probability_ratio(log_p, s), 1.0)
+        return s, weight * probability_ratio(log_p, s).index_fill_(0, self.unweighted, 1.0)
 
     def _loss(self, log_p: Tensor, prediction: Tensor, s: Sample, weight: Tensor) -> Float[Tensor, "r"]:
         if self.loss == "reinforce":

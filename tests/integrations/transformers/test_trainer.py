@@ -263,6 +263,7 @@ def test_a_token_prior_reads_the_models_input_ids(tmp_path):
     model = tiny_model("mixtral")
     swap_routers(model, "skip-iw", loss="gating", token_prior=VOCABULARY)
     table = model.model.layers[0].mlp.gate.router.prior
+    assert [layer.mlp.gate.router.prior.prior.seed for layer in model.model.layers] == [0, 1]  # hashes of their own
     before = [p.clone() for p in table.parameters()]
     trainer, _ = train(model, tmp_path, weight_decay=0.5)
     assert not any(torch.equal(p, q) for p, q in zip(table.parameters(), before, strict=True))

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from equipoise_lab import bench as package
-from equipoise_lab.bench import RECIPES, Log, assign_benchmark, pick_recipe
-from equipoise_lab.bench import _recipe as recipe_module
+from equipoise_lab.bench import BENCHMARKS, Log
+from equipoise_lab.bench._assign import SIZE_LIMITS
 from equipoise_lab.bench._solvers import SOLVERS
 from equipoise_lab.cli import main
 
+ASSIGN = BENCHMARKS["assign"]
 TINY = replace(
-    RECIPES["quick"],
+    ASSIGN.recipes["quick"],
     sizes=((64, 4), (128, 64)),
     several=((64, 8, 2),),
     robust_size=(64, 4),
@@ -23,8 +23,8 @@ TINY = replace(
 
 
 def test_run_measures_checks_and_writes(tmp_path: Path) -> None:
-    log = Log(assign_benchmark(TINY), tmp_path)
-    for step in assign_benchmark(TINY).steps:
+    log = Log(ASSIGN, TINY, tmp_path)
+    for step in log.steps:
         log.run(step)
     paths = log.finish()
     assert [path.name for path in paths] == ["bench-assign.json", "bench-assign.svg", "bench-assign.png"]
@@ -45,9 +45,9 @@ def test_run_measures_checks_and_writes(tmp_path: Path) -> None:
 
 
 def test_plan_covers_every_solver_size_and_family() -> None:
-    keys = [step.key for step in assign_benchmark(RECIPES["full"]).steps]
+    keys = [step.key for step in ASSIGN.steps(ASSIGN.recipes["full"])]
     assert len(set(keys)) == len(keys)
-    for n, k in recipe_module.SIZE_LIMITS:
+    for n, k in SIZE_LIMITS:
         assert {f"grid/{n}x{k}/{solver.name}" for solver in SOLVERS} <= set(keys)
     for n, k in ((16384, 64), (65536, 128)):
         assert {f"several/{n}x{k}/K{top_k}/{name}" for top_k in (2, 8) for name in ("topk", "ortools")} <= set(keys)
@@ -55,16 +55,16 @@ def test_plan_covers_every_solver_size_and_family() -> None:
 
 def test_missing_peer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    log = Log(assign_benchmark(TINY), tmp_path)
+    log = Log(ASSIGN, TINY, tmp_path)
     for key in ("grid/64x4/pot", "several/64x8/K2/ortools"):
-        step = next(step for step in assign_benchmark(TINY).steps if step.key == key)
+        step = next(step for step in log.steps if step.key == key)
         assert log.run(step).status == "not installed"
 
 
 def test_budget_is_said(tmp_path: Path) -> None:
     bench = replace(TINY, budget=1e-9)
-    log = Log(assign_benchmark(bench), tmp_path)
-    steps = {step.key: step for step in assign_benchmark(bench).steps}
+    log = Log(ASSIGN, bench, tmp_path)
+    steps = {step.key: step for step in log.steps}
     first = log.run(steps["grid/64x4/argmax"])
     assert (first.status, first.repeats) == ("measured", 2)
     later = log.run(steps["grid/128x64/argmax"])
@@ -87,13 +87,13 @@ def test_budget_is_said(tmp_path: Path) -> None:
 def test_bad_run_is_refused(change: dict[str, object], message: str) -> None:
     options = {"grid": "quick", "family": "gumbel", "threads": 1, "repeats": 5, "seed": 0, **change}
     with pytest.raises(ValueError, match=message):
-        pick_recipe(RECIPES, **options)  # pyright: ignore[reportArgumentType]
+        ASSIGN.recipe(**options)
 
 
 def test_command_prints_tables_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(package, "RECIPES", {"quick": TINY})
+    monkeypatch.setitem(ASSIGN.recipes, "quick", TINY)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # the command sets them; this restores them
     command = ["bench", "assign", "--grid", "quick", "--repeats", "1", "--budget", "5", "--out", str(tmp_path)]

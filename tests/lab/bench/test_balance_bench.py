@@ -5,27 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from equipoise_lab.bench import (
-    BALANCE_RECIPES,
-    BalanceBench,
-    Log,
-    Measurement,
-    balance_benchmark,
-    balance_steps,
-    balance_verdicts,
-)
+from equipoise_lab.bench import BENCHMARKS, Log, Measurement
+from equipoise_lab.bench._balance import BalanceBench, balance_steps
+from equipoise_lab.bench._balance_report import balance_verdicts
 from equipoise_lab.cli import main
 
+BALANCE = BENCHMARKS["balance"]
 TINY = BalanceBench(
     rows=512, experts=(8,), top_ks=(1, 2), drifts=(0.0, 0.1), steps=(1, 4), trials=2, fresh=2, floor_rows=8192
 )
 
 
 def test_run_measures_and_writes(tmp_path: Path) -> None:
-    log = Log(balance_benchmark(TINY), tmp_path)
-    for step in balance_steps(TINY):
+    log = Log(BALANCE, TINY, tmp_path)
+    for step in log.steps:
         log.run(step)
-    assert log.benchmark.tables(log.records)[0].row_count == 8
+    assert log.tables()[0].row_count == 8
     paths = log.finish()
     assert [path.name for path in paths] == ["bench-balance.json", "bench-balance.svg", "bench-balance.png"]
     assert all(path.stat().st_size > 0 for path in paths)
@@ -39,7 +34,7 @@ def test_run_measures_and_writes(tmp_path: Path) -> None:
 
 def test_every_measurement_repeats_itself() -> None:
     step = balance_steps(TINY)[1]
-    assert step.measure({}) == step.measure({})
+    assert step.measure() == step.measure()
 
 
 def test_verdicts_compare_with_the_limits() -> None:
@@ -55,8 +50,8 @@ def test_verdicts_compare_with_the_limits() -> None:
 
 
 def test_full_run_covers_the_limits() -> None:
-    assert len(balance_verdicts(BALANCE_RECIPES["full"], {})) == 6 + 2
-    assert {step.key for step in balance_steps(BALANCE_RECIPES["full"])} >= {"128 experts/K 8/drift 0.01/trial 2"}
+    assert len(balance_verdicts(BALANCE.recipes["full"], {})) == 6 + 2
+    assert {step.key for step in balance_steps(BALANCE.recipes["full"])} >= {"128 experts/K 8/drift 0.01/trial 2"}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +69,7 @@ def test_bad_run_is_refused(change: dict[str, object], message: str) -> None:
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("equipoise_lab.bench.BALANCE_RECIPES", {"quick": replace(TINY, drifts=(0.0,), trials=1)})
+    monkeypatch.setitem(BALANCE.recipes, "quick", replace(TINY, drifts=(0.0,), trials=1))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # the command sets them; this restores them
     with pytest.raises(SystemExit, match="0"):

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from equipoise_lab.bench import FAMILIES, draw_scores
+from equipoise_lab.bench._families import FAMILIES, draw_scores
 
 
 @pytest.mark.parametrize("family", FAMILIES)

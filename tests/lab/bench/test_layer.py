@@ -10,28 +10,20 @@ import torch
 from torch import nn
 
 from equipoise.nn import ROUTERS
-from equipoise_lab import bench as package
-from equipoise_lab.bench import (
-    LAYER_RECIPES,
-    LayerSize,
-    Log,
-    Measurement,
-    layer_benchmark,
-    layer_steps,
-    layer_verdicts,
-    pick_recipe,
-)
+from equipoise_lab.bench import BENCHMARKS, Log, Measurement
 from equipoise_lab.bench import _layer as layer_module
-from equipoise_lab.bench._layer_models import build_dense, build_moe
-from equipoise_lab.bench._layer_report import times_dense_memory
+from equipoise_lab.bench._layer import layer_steps
+from equipoise_lab.bench._layer_models import MEMORY, LayerSize, build_dense, build_moe, named_layer
+from equipoise_lab.bench._layer_report import layer_verdicts, times_dense_memory
 from equipoise_lab.bench._probes import probe_layer_memory
 from equipoise_lab.cli import main
 
+LAYER = BENCHMARKS["layer"]
 SIZE = LayerSize(tokens=48, dim=8, hidden_dim=16, num_experts=4)
 TINY = replace(
-    LAYER_RECIPES["quick"], size=SIZE, threads=(1,), repeats=1, routers=("switch", "gm-iw", "dense"), memory=False
+    LAYER.recipes["quick"], size=SIZE, threads=(1,), repeats=1, routers=("switch", "gm-iw", "dense"), memory=False
 )
-FULL = LAYER_RECIPES["full"]
+FULL = LAYER.recipes["full"]
 
 
 class Block(nn.Module):
@@ -65,12 +57,12 @@ def peer(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("transformers", "transformers.models", "transformers.models.mixtral"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, mixtral.__name__, mixtral)
-    monkeypatch.setattr(layer_module, "peer_missing", lambda: None)
+    monkeypatch.setattr(layer_module, "need", lambda *names: None)
 
 
 @pytest.mark.usefixtures("peer")
 def test_run_measures_compares_and_writes(tmp_path: Path) -> None:
-    log = Log(layer_benchmark(TINY), tmp_path)
+    log = Log(LAYER, TINY, tmp_path)
     for step in layer_steps(TINY):
         assert log.run(step).status == "measured", step.key
     paths = log.finish()
@@ -91,7 +83,7 @@ def test_run_measures_compares_and_writes(tmp_path: Path) -> None:
 def test_missing_peer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     step = next(step for step in layer_steps(TINY) if step.key == "1 threads/peer 1")
-    record = step.measure({})
+    record = step.run({})
     assert record.status == "not installed"
     assert record.note == "needs transformers: pip install 'equipoise[transformers]'"
     assert any(v.note == record.note and v.figure is None for v in layer_verdicts(TINY, {step.key: record}))
@@ -100,7 +92,7 @@ def test_missing_peer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("peer")
 def test_mode_that_would_copy_the_weights_of_every_token_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_module, "_PEER_BYTES", 100_000)  # 48 tokens, 3 matrices of 8 x 16 floats: 73,728 bytes
-    first, second = (step.measure({}) for step in layer_steps(TINY) if "peer" in step.key)
+    first, second = (step.measure() for step in layer_steps(TINY) if "peer" in step.key)
     assert "batched_mm" in first.figures
     assert "batched_mm" not in second.figures
     assert second.note.startswith("batched_mm would copy")
@@ -135,7 +127,7 @@ def test_verdicts_compare_with_the_limits() -> None:
     verdicts = layer_verdicts(bench, records)
     assert [verdict.note for verdict in verdicts[:3]] == ["median 1.1", "median 1", ""]
     passed = {verdict.title: verdict.passed for verdict in verdicts}
-    memory = {f"peak memory of a step, {name}, times the dense layer": None for name in layer_module.MEMORY}
+    memory = {f"peak memory of a step, {name}, times the dense layer": None for name in MEMORY}
     assert passed == memory | {
         "one thread: gm-iw at capacity factor 1, times switch at 1.25": True,
         "one thread: skip-iw at capacity factor 1, times switch at 1.25": False,
@@ -151,10 +143,10 @@ def test_verdicts_compare_with_the_limits() -> None:
 
 
 def test_layers_of_the_memory_measurement_have_the_same_active_size() -> None:
-    assert {*layer_module.MEMORY} == {*ROUTERS} - {"dense"} | {"topk-1", "topk-2"}
+    assert {*MEMORY} == {*ROUTERS} - {"dense"} | {"topk-1", "topk-2"}
     per_expert = {}
-    for name, dense in layer_module.MEMORY.items():
-        layer, baseline = (layer_module.named_layer(which, SIZE, 0) for which in (name, dense))
+    for name, dense in MEMORY.items():
+        layer, baseline = (named_layer(which, SIZE, 0) for which in (name, dense))
         k = getattr(layer.router.rule, "top_k", 1)
         per_expert[name] = k * sum(p.numel() for p in layer.experts.parameters()) // SIZE.num_experts
         assert per_expert[name] == sum(p.numel() for p in baseline.parameters())
@@ -189,14 +181,14 @@ def test_parameters_depend_on_the_seed_alone() -> None:
 def test_bad_run_is_refused(change: dict[str, object], message: str) -> None:
     options = {"grid": "quick", "threads": (1,), "repeats": 5, "seed": 0, **change}
     with pytest.raises(ValueError, match=message):
-        pick_recipe(LAYER_RECIPES, **options)  # pyright: ignore[reportArgumentType]
+        LAYER.recipe(**options)
 
 
 def test_command_prints_tables_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(package, "LAYER_RECIPES", {"quick": TINY})
-    monkeypatch.setattr("equipoise_lab.bench._layer_models.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(LAYER.recipes, "quick", TINY)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # the command sets them; this restores them
     command = ["bench", "layer", "--grid", "quick", "--repeats", "1", "--threads", "1", "--out", str(tmp_path)]

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from equipoise_lab.bench import SCALE_RECIPES, Log, ScaleBench, scale_benchmark
-from equipoise_lab.bench._benchmark import Measurement
+from equipoise_lab.bench import BENCHMARKS, Log, Measurement
+from equipoise_lab.bench._scale import ScaleBench
 from equipoise_lab.bench._scale_model import Layer, Machine, contested_rows, predict
 
+SCALE = BENCHMARKS["scale"]
 MACHINE = Machine(latency=1e-5, bandwidth=1e9, flops=1e12, pass_seconds=1e-12, solve_seconds=5e-8)
 
 
@@ -45,21 +46,21 @@ def test_experts_must_be_a_multiple_of_the_ranks() -> None:
 
 
 def test_report_of_stored_figures(tmp_path: Path) -> None:
-    bench = SCALE_RECIPES["quick"]
-    benchmark = scale_benchmark(bench)
+    bench = SCALE.recipes["quick"]
     keys = [f"{kind}/{what}" for kind in ("equal", "uneven", "global") for what in ("seconds", "token bytes")]
     keys += ["equal/token messages", "exchange/equal", "exchange/uneven", "solver/local", "solver/global", "message"]
     keys += ["solver/pass number", "solver/contested number"]
     keys += [f"value/{data}/{scope}" for data in ("alike", "different") for scope in ("free", "global", "local")]
-    log = Log(benchmark, tmp_path)
-    for step in benchmark.steps:
+    log = Log(SCALE, bench, tmp_path)
+    for step in log.steps:
         log.records[step.key] = Measurement(seconds=1e-3, figures=dict.fromkeys(keys, 1e-3))
-    assert len(benchmark.tables(log.records)) == 4
+    assert len(log.tables()) == 4
     assert [path.suffix for path in log.finish()] == [".json", ".svg", ".png"]
-    assert len(benchmark.summary(log.records)["computed"]["global"]) == 10
+    assert len(SCALE.summary(bench, log.records)["computed"]["global"]) == 10
 
 
 def test_report_without_figures_is_empty(tmp_path: Path) -> None:
-    benchmark = scale_benchmark(SCALE_RECIPES["quick"])
-    assert benchmark.tables({}) == []
-    assert benchmark.summary({}) == {}
+    log = Log(SCALE, SCALE.recipes["quick"], tmp_path)
+    assert log.tables() == []
+    assert [path.name for path in log.finish()] == ["bench-scale.json"]
+    assert SCALE.summary(log.bench, {}) == {}

@@ -5,23 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from equipoise_lab import bench as package
-from equipoise_lab.bench import (
-    SINKHORN_RECIPES,
-    Log,
-    Measurement,
-    pick_recipe,
-    sinkhorn_benchmark,
-    sinkhorn_steps,
-    sinkhorn_verdicts,
-)
+from equipoise_lab.bench import BENCHMARKS, Log, Measurement
+from equipoise_lab.bench._sinkhorn import sinkhorn_steps
+from equipoise_lab.bench._sinkhorn_report import sinkhorn_verdicts
 from equipoise_lab.cli import main
 
-TINY = replace(SINKHORN_RECIPES["quick"], sizes=((32, 4), (64, 8)), repeats=1, budget=5.0)
+SINKHORN = BENCHMARKS["sinkhorn"]
+TINY = replace(SINKHORN.recipes["quick"], sizes=((32, 4), (64, 8)), repeats=1, budget=5.0)
 
 
 def test_run_measures_checks_and_writes(tmp_path: Path) -> None:
-    log = Log(sinkhorn_benchmark(TINY), tmp_path)
+    log = Log(SINKHORN, TINY, tmp_path)
     for step in sinkhorn_steps(TINY):
         log.run(step)
     paths = log.finish()
@@ -35,7 +29,7 @@ def test_run_measures_checks_and_writes(tmp_path: Path) -> None:
 
 
 def test_limits_are_within_the_full_run() -> None:
-    keys = {step.key for step in sinkhorn_steps(SINKHORN_RECIPES["full"])}
+    keys = {step.key for step in sinkhorn_steps(SINKHORN.recipes["full"])}
     assert {"65536x64/sd 1/ours", "65536x64/sd 10/ours", "65536x64/sd 10/pot"} <= keys
 
 
@@ -49,7 +43,7 @@ def test_verdicts_compare_with_the_limits() -> None:
         "65536x64/sd 1/pot": Measurement(seconds=0.9),
         "65536x64/sd 10/pot": Measurement(status="skipped"),
     }
-    bench = SINKHORN_RECIPES["quick"]
+    bench = SINKHORN.recipes["quick"]
     assert [verdict.passed for verdict in sinkhorn_verdicts(bench, records)] == [True, False, False]
     assert [verdict.passed for verdict in sinkhorn_verdicts(bench, {})] == [None, None, None]
     two_threads = replace(bench, threads=2)
@@ -58,7 +52,7 @@ def test_verdicts_compare_with_the_limits() -> None:
 
 def test_missing_peer_and_spent_budget_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = replace(TINY, budget=1e-9)
-    log = Log(sinkhorn_benchmark(bench), tmp_path)
+    log = Log(SINKHORN, bench, tmp_path)
     steps = {step.key: step for step in sinkhorn_steps(bench)}
     log.run(steps["32x4/sd 1/pot"])
     assert log.run(steps["64x8/sd 1/pot"]).status == "skipped"
@@ -79,13 +73,13 @@ def test_missing_peer_and_spent_budget_are_said(tmp_path: Path, monkeypatch: pyt
 def test_bad_run_is_refused(change: dict[str, object], message: str) -> None:
     options = {"grid": "quick", "threads": 1, "repeats": 5, "seed": 0, **change}
     with pytest.raises(ValueError, match=message):
-        pick_recipe(SINKHORN_RECIPES, **options)  # pyright: ignore[reportArgumentType]
+        SINKHORN.recipe(**options)
 
 
 def test_command_prints_tables_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(package, "SINKHORN_RECIPES", {"quick": TINY})
+    monkeypatch.setitem(SINKHORN.recipes, "quick", TINY)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # the command sets them; this restores them
     command = ["bench", "sinkhorn", "--grid", "quick", "--repeats", "1", "--budget", "5", "--out", str(tmp_path)]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise_lab.bench import draw_scores
+from equipoise_lab.bench._families import draw_scores
 from equipoise_lab.bench._solvers import SOLVERS, Solver, prepare_flow
 
 BALANCING = [solver for solver in SOLVERS if solver.role != "floor"]
@@ -51,18 +51,3 @@ def test_floor_takes_the_largest_score() -> None:
     scores = draw_scores("gumbel", 5, 3, seed=0)
     prepared = SOLVERS[0].prepare(scores)
     assert torch.equal(prepared.read(prepared.call()), scores.argmax(-1))
-
-
-def test_missing_package_is_noticed() -> None:
-    solver = next(s for s in SOLVERS if s.name == "pot")
-    missing = Solver(
-        name="x",
-        title="x",
-        short="x",
-        role="peer",
-        exact=True,
-        package="no_such_package",
-        growth=solver.growth,
-        prepare=solver.prepare,
-    )
-    assert not missing.installed()

@@ -43,12 +43,29 @@ def test_language_model_in_small(
         "lm-runs",
         *(f"compare-lm.{end}" for end in ("json", "svg", "png")),
     }
+    earlier, again = tmp_path / "compare-lm.json", tmp_path / "again"
+    how = ["--settings", str(earlier), "--contenders", "dense,switch", "--vocabulary", "140"]
+    code, out, err = run(capsys, "lm", "--quick", "--steps", "1", "--out", str(again), *how)
+    assert (code, err) == (0, "")
+    assert "tuning" not in out
+    stored, before = (json.loads(path.read_text()) for path in (again / "compare-lm.json", earlier))
+    assert stored["tuning"] == before["tuning"]
+    assert [row["setting"] for row in stored["outcomes"]] == [row["setting"] for row in before["outcomes"]]
+    assert stored["text"]["bytes"] == before["text"]["bytes"]
+    assert stored["text"]["ids"]["train"] < before["text"]["ids"]["train"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["letters"], "task must be one of 'digits', 'digits-raw', 'lm', got 'letters'"),
+        (["lm", "--vocabulary", "64"], "vocabulary must be an integer >= 128, got 64"),
+        (["lm", "--contenders", "dense,best"], "contenders must be one of 'dense', "),
+        (
+            ["lm", "--settings", "missing.json"],
+            "settings must be a compare-lm.json that this command wrote",
+        ),
+        (["digits", "--vocabulary", "256"], "vocabulary must come with 'lm', got 256 with 'digits': leave it out"),
         (["lm", "--seeds", "1"], "seeds must be an integer >= 2, got 1"),
         (["lm", "--steps", "0"], "steps must be an integer >= 1, got 0"),
         (["--seeds", "1"], "seeds must be an integer >= 2, got 1"),

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from equipoise_lab.compare import Comparison, Split, Task, Trained
-from equipoise_lab.compare._summary import (
-    Outcome,
-    _mean_validation,
-    differences,
-    summarise,
-)
+from equipoise_lab.compare._report import Outcome, differences, mean_validation, summarise
 from equipoise_lab.compare._train import build_layer, evaluate, train
 
 
@@ -26,7 +21,7 @@ def outcome(contender: str, loss: tuple[float, ...], evaluation: str = "unlimite
 
 
 def test_settings_are_chosen_on_validation_alone(task: Task, small: Comparison) -> None:
-    recipe = replace(small, contenders=("switch", "skip-iw-recipe"), learning_rates=(0.003, 0.03), steps=12)
+    recipe = replace(small, contenders=("switch", "skip-iw-recipe"), learning_rates=(0.003, 0.03))
     trained = models(recipe, task)
     found = summarise(recipe, trained, task)
     assert [(o.contender, o.evaluation) for o in found] == [
@@ -42,7 +37,7 @@ def test_settings_are_chosen_on_validation_alone(task: Task, small: Comparison) 
         assert len(means) == 6
         assert o.setting == min(means, key=means.__getitem__)
         assert o.validation == pytest.approx(means[o.setting])
-        assert o.curve[-1] == (12, pytest.approx(o.validation))
+        assert o.curve[-1] == (recipe.steps, pytest.approx(o.validation))
     wrong = Split(task.test.x, (task.test.y + 1) % 3)
     again = summarise(recipe, trained, replace(task, test=wrong))
     assert [o.setting for o in again] == [o.setting for o in found]
@@ -57,7 +52,7 @@ def test_a_run_that_diverged_is_not_chosen(task: Task, small: Comparison) -> Non
         replace(model, validation=torch.full_like(model.validation, math.nan)) if model.run.setting == best else model
         for model in trained
     ]
-    assert _mean_validation([model for model in broken if model.run.setting == best], 0) == math.inf
+    assert mean_validation([model for model in broken if model.run.setting == best], 0) == math.inf
     assert summarise(recipe, broken, task)[0].setting != best
 
 

@@ -138,9 +138,13 @@ def test_tables_of_the_language_models() -> None:
     found = {"outcomes": [row, other], "differences": [pair, within]}
     found["goals"] = [{"text": "A is better", "holds": False, "found": "+0.100"}]
     marks = "".join(
-        f"<!-- begin lm-{name} -->\n<!-- end lm-{name} -->\n" for name in ("losses", "differences", "goals")
+        f"<!-- begin lm-{name} -->\n<!-- end lm-{name} -->\n" for name in ("losses", "differences", "goals", "lengths")
     )
-    filled = fill_verdicts(marks, [], language=found)
+    found |= {"recipe": {"steps": 2000}, "outcomes": [row, other, {**row, "contender": "hash", "label": "hash"}]}
+    shorter = {**found, "recipe": {"steps": 1000}}
+    filled = fill_verdicts(marks, [], language=found, shorter=shorter)
+    assert "| router | 1,000 steps | 2,000 steps | minus hash, 1,000 steps | minus hash, 2,000 steps |" in filled
+    assert "| B | 1.400 | 1.400 | -0.100 | -0.100 |" in filled
     assert "| B | 1.400 (0.010) | 1.600 | - | - | - | 20.0 | learning rate 0.003 |\n| A | 1.500 " in filled
     assert "| A | 1.500 (0.010) | 1.600 | 0.20 | 0.50 | 5.0% | 20.0 |" in filled
     assert "| A | B | +0.100 | -0.100 to +0.300 | **-0.200** | -0.300 to -0.100 |" in filled

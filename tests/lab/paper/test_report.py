@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import base64
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 
 from equipoise_lab.paper._claims import judge, summarise
 from equipoise_lab.paper._report import find_pictures, write_report
+from support.browser import Page as Tab
+from support.browser import chromium, find_chromium
 
 
 class Page(HTMLParser):
@@ -127,3 +130,24 @@ def test_the_sensitivity_table_is_shown_when_there_is_one(tmp_path: Path) -> Non
     assert "(default per-seed; 31% of its points have x ≥ 0.5)" in table
     assert "44%" in table
     assert len(re.findall(r"\bopen\b", table)) == 2  # once in the heading
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    if find_chromium() is None:
+        pytest.skip("needs Chromium (Debian's package `chromium`)")
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def test_the_page_fits_the_screen(tab: Tab, make_results: Any, studies: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    wide = '<svg xmlns="http://www.w3.org/2000/svg" width="900" height="300"><text y="20">a figure</text></svg>'
+    (tmp_path / "figures/main.svg").write_text(wide)
+    write(tmp_path, [r for r in make_results() if r.seed < 3], studies)
+    for width in (390, 1280):
+        for dark in (False, True):
+            tab.open((tmp_path / "report.html").as_uri(), width=width, dark=dark)  # from the disk, as people do
+            assert tab.fits(width)
+            assert tab.brightness() < 0.2 if dark else tab.brightness() > 0.8
+            assert tab.run("[...document.images].filter(image => !image.naturalWidth).length") == 0

@@ -10,7 +10,8 @@ from torch import Tensor
 from equipoise.estimators import Noise, RegressionCritic
 from equipoise_lab.paper import Paper, Run, train
 from equipoise_lab.paper._methods import BEYOND, METHOD_TABLE
-from equipoise_lab.paper._recipe import METHODS, SAME
+from equipoise_lab.paper._recipe import METHODS
+from equipoise_lab.paper._results import SAME
 from equipoise_lab.paper._task import draw_data, draw_parameters, errors, target_function
 from equipoise_lab.paper._train import _Adam, _Batch, _noise
 

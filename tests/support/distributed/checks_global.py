@@ -129,7 +129,7 @@ def parity(
 
 
 def exact(folder: Path) -> None:
-    """The assignment of rows on all ranks is optimal, its prices the same to the bit, few rows travel."""
+    """The assignment of rows on all ranks is optimal, and its prices are the same to the bit."""
     ranks = Ranks(one_axis())
     before = _shared_solvers.SMALL_ENTRIES
     _shared_solvers.SMALL_ENTRIES = 0

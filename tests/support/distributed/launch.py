@@ -9,7 +9,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-Outcomes = Callable[[int], dict[str, list[str]]]
+Outcomes = Callable[[int, tuple[str, ...]], dict[str, list[str]]]
 
 
 def start(size: int, folder: Path, *arguments: str, script: str = "worker.py") -> list[subprocess.Popen[str]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routers of ours in Hugging Face transformers models, in three lines. Needs the extra `transformers`."""
+"""equipoise's routers in Hugging Face transformers models, in three lines. Needs the extra `transformers`."""
 
 from equipoise.integrations.transformers import _version
 

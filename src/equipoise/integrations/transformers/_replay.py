@@ -67,7 +67,7 @@ class RoutingRecord:
 
 
 class Replay:
-    """A replay, and what the present routers think of the recorded decisions.
+    """A replay, with the probability of the recorded decisions under the present routers.
 
     Attributes:
         log_ratios: of each layer, log p_now(wanted) - log p_then(wanted) for every token, with gradient for the router
@@ -102,7 +102,7 @@ def record_routing(model: nn.Module) -> Generator[RoutingRecord]:
     """Records what every routed layer decides, in any number of forward passes, such as those of `generate`.
 
     Args:
-        model: with routers of ours; `swap_routers(model, "topk")` gives it those without changing its function.
+        model: with swapped routers; `swap_routers(model, "topk")` leaves the model's function as it is.
 
     Yields:
         The record, which grows as the model runs.
@@ -146,7 +146,7 @@ def replay_routing(model: nn.Module, record: RoutingRecord) -> Generator[Replay]
     checkpointing call backward within the replay too, since it routes again.
 
     Args:
-        model: with routers of ours, in training or evaluation mode.
+        model: with swapped routers, in training or evaluation mode.
         record: of the same layers.
 
     Yields:
@@ -154,6 +154,21 @@ def replay_routing(model: nn.Module, record: RoutingRecord) -> Generator[Replay]
 
     Raises:
         ValueError: the record is of other layers, or, in the forward pass, of other shapes.
+
+    Example:
+        >>> import torch
+        >>> from transformers import MixtralConfig, MixtralForCausalLM
+        >>> from equipoise.integrations.transformers import swap_routers
+        >>> small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> model = MixtralForCausalLM(MixtralConfig(vocab_size=16, num_key_value_heads=2, **small))
+        >>> names = swap_routers(model, "topk")
+        >>> tokens = torch.randint(16, (2, 5))
+        >>> with record_routing(model) as record:
+        ...     first = model(tokens).logits
+        >>> with replay_routing(model, record) as replay:
+        ...     again = model(tokens).logits
+        >>> torch.equal(first, again), replay.ratio().shape
+        (True, torch.Size([2, 5]))
     """
     joined = record.joined()
     names = [name for name, _ in _routed(model)]

@@ -5,6 +5,7 @@ import copy
 import fnmatch
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from equipoise.estimators import Strategy
 from equipoise.integrations.transformers._contract import CORRECTION_BIAS, FoundLayer, find_layers, find_scoring
 from equipoise.integrations.transformers._layer import LAYER, ROUTER, Layer, RoutedBlock, RoutedGate, Rows, routed_class
-from equipoise.nn import Router, RoutingOptions, RoutingRule, RoutingSource, RoutingWarning, make_router
+from equipoise.nn import Router, RoutingOptions, RoutingRule, RoutingSource, RoutingWarning, TokenPrior, make_router
 
 _HOOK = "equipoise_rows"
 
@@ -27,14 +28,14 @@ def swap_routers(
     top_k: int | None = None,
     **options: Unpack[RoutingOptions],
 ) -> list[str]:
-    """Gives the gates of a transformers model a router of ours, in place.
+    """Replaces the routing of a transformers model's gates by a router of this library, in place.
 
     Every gate is found by its contract: a module that returns logits, scores and indices, next to stacked experts. It
     keeps its parameters under their names, K, softmax or sigmoid scores, normalisation, scaling, correction bias and
     expert groups; shared experts and everything else in the block stay as they are. Optimisers that hold the
     parameters stay valid. `restore_routers` undoes it.
 
-    What becomes of the model's function:
+    How the model's function changes:
 
     - `topk`, `loss-free`, `quantile`, `priced` at the start, and every gated router in evaluation: as it was.
     - Learnt prices and biases move the selection, in units of what the gate compares: logits, or, with sigmoid
@@ -52,8 +53,9 @@ def swap_routers(
         router: a name of `equipoise.nn.ROUTERS`, a strategy, or a routing rule, which each layer gets a copy of.
         layers: which layers: numbers of decoder layers, or a pattern of names such as "model.layers.1*"; None: all.
         capacity_factor: see `equipoise.nn.make_router`.
-        top_k: K; None: the gate's. Routers that take one expert a row need top_k=1 said where the gate's K is larger.
-        options: see `equipoise.nn.RoutingOptions`.
+        top_k: K; None: the gate's. For routers that take one expert a row, pass top_k=1 where the gate's K is larger.
+        options: see `equipoise.nn.RoutingOptions`. Each layer gets a hash of its own: the seed of `hash`, and that of a
+            token prior, grow by one from layer to layer.
 
     Returns:
         The names of the layers that were swapped.
@@ -73,7 +75,9 @@ def swap_routers(
     """
     if isinstance(router, Router):
         raise ValueError("router must be a name, a strategy or a rule, got a Router: every layer needs one of its own")
-    chosen = _chosen(find_layers(model), layers)
+    found = find_layers(model)
+    numbers = {layer.name: number for number, layer in enumerate(found)}
+    chosen = _chosen(found, layers)
     made: list[tuple[FoundLayer, Router]] = []
     for layer in chosen:  # all checks before the first change
         _check_local(layer)
@@ -87,7 +91,7 @@ def swap_routers(
             capacity_factor=capacity_factor,
             top_k=k,
             device=device,
-            **options,
+            **_with_own_hash(router, options, numbers[layer.name]),
         )
         gate = layer.gate
         new.scoring = gate.router.scoring if isinstance(gate, RoutedGate) else find_scoring(layer)
@@ -114,6 +118,15 @@ def restore_routers(model: nn.Module) -> list[str]:
 
     Warns:
         RoutingWarning: what is lost: prices that the architecture has no place for, factors of 1/K, a token prior.
+
+    Example:
+        >>> from transformers import MixtralConfig, MixtralForCausalLM
+        >>> from equipoise.integrations.transformers import swap_routers
+        >>> small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> model = MixtralForCausalLM(MixtralConfig(vocab_size=16, num_key_value_heads=2, **small))
+        >>> names = swap_routers(model, "topk")
+        >>> restore_routers(model)
+        ['model.layers.0.mlp']
     """
     layers = [layer for layer in find_layers(model) if isinstance(layer.block, RoutedBlock)]
     _restore(layers, to_native=True)
@@ -121,6 +134,18 @@ def restore_routers(model: nn.Module) -> list[str]:
     if handle is not None:
         handle[1].remove()
     return [layer.name for layer in layers]
+
+
+def _with_own_hash(router: object, options: RoutingOptions, number: int) -> RoutingOptions:
+    """Adds the number of a layer to the seeds of its hashes, since a token's hashes should differ between layers."""
+    own = options.copy()
+    prior = own.get("token_prior")
+    if prior is not None:
+        prior = TokenPrior(prior) if isinstance(prior, int) else prior
+        own["token_prior"] = replace(prior, seed=prior.seed + number)
+    if router == "hash":
+        own["seed"] = own.get("seed", 0) + number
+    return own
 
 
 def _chosen(found: list[FoundLayer], layers: Sequence[int] | str | None) -> list[FoundLayer]:

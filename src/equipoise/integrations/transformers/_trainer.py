@@ -32,7 +32,7 @@ _IGNORED = -100
 
 
 class RoutedTrainerMixin(_Base):
-    """What makes a Trainer train routers of ours: `class MyTrainer(RoutedTrainerMixin, SomeTrainer)`.
+    """Lets a Trainer train equipoise's routers: `class MyTrainer(RoutedTrainerMixin, SomeTrainer)`.
 
     - The loss of a training batch is that of a `Surrogate`: the cross-entropy of each token, the score-function terms
       and balance losses of all layers. With N tokens in all batches of an optimiser step (gradient accumulation,
@@ -40,7 +40,7 @@ class RoutedTrainerMixin(_Base):
     - After the optimiser step, routers learn what they do not learn by gradient: prices, biases, schedules.
     - What the Trainer logs holds, by layer, the load violation (MaxVio), the fraction dropped, the effective sample
       size and the router's entropy, of the last batch, under `routing/<layer>/<name>`.
-    - Checkpoints hold the routers' state and the baseline, so that an interrupted run goes on as if it had not been.
+    - Checkpoints hold the routers' state and the baseline, so that an interrupted run continues with the same losses.
     - Evaluation is the Trainer's own: the model's loss, with routers in evaluation mode.
 
     Args:
@@ -48,6 +48,12 @@ class RoutedTrainerMixin(_Base):
             Trainer's optimiser trains its heads.
         args: as the Trainer's.
         kwargs: as the Trainer's.
+
+    Example:
+        With a Trainer of another package::
+
+            class MyTrainer(RoutedTrainerMixin, SFTTrainer):
+                pass
     """
 
     def __init__(self, *args: Any, surrogate: Surrogate | None = None, **kwargs: Any) -> None:
@@ -173,7 +179,7 @@ class RoutedTrainerMixin(_Base):
 
 
 class RoutedTrainer(RoutedTrainerMixin, Trainer):
-    """transformers' Trainer for models with routers of ours; see `RoutedTrainerMixin`.
+    """transformers' Trainer for models with swapped routers; see `RoutedTrainerMixin`.
 
     Example:
         >>> import tempfile, torch

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from equipoise._core._elementary import log_sigmoids
 from equipoise._core._jit import jit
+from equipoise._core._threshold import extremes_around, threshold_above
 
 Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
@@ -60,21 +61,39 @@ def skip_pairs(z: Counts, priority: Matrix, capacity: Counts, start: int, stop: 
             for i in range(n):
                 keep[b, i] = weight if z[b, i] == j else keep[b, i]
             if rows > c:
-                count = 0
-                for i in range(n):
-                    if z[b, i] == j:
-                        own[count] = priority[b, i]
-                        count += 1
-                _keep_least(z[b], priority[b], j, c, _select(own[:count], c - 1), kept[b])
+                _own(z[b], priority[b], j, own)
+                threshold = threshold_above(own, rows - c, rows)
+                if threshold == threshold:
+                    _keep_below(own, threshold, kept[b])
+                else:
+                    _keep_least(z[b], priority[b], j, c, own, kept[b])
 
 
 @jit
-def _keep_least(z: Counts, priority: Matrix, expert: int, capacity: int, threshold: float, kept: Flags) -> None:
-    below = 0
+def _own(z: Counts, priority: Matrix, expert: int, own: Floats) -> None:
+    """Lists the priorities of an expert's rows; minus infinity for the others."""
     for i in range(z.shape[0]):
-        below += z[i] == expert and priority[i] < threshold
-    room = capacity - below  # for rows exactly at the threshold
-    for i in range(z.shape[0]):
+        own[i] = np.float64(priority[i]) if z[i] == expert else -np.inf
+
+
+@jit
+def _keep_below(own: Floats, threshold: float, kept: Flags) -> None:
+    for i in range(own.shape[0]):
+        kept[i] &= own[i] <= threshold
+
+
+@jit
+def _keep_least(z: Counts, priority: Matrix, expert: int, capacity: int, own: Floats, kept: Flags) -> None:
+    """The same where priorities are equal at the threshold: the first rows of those are kept. `own` is scratch."""
+    n, count = z.shape[0], 0
+    for i in range(n):
+        if z[i] == expert:
+            own[count] = priority[i]
+            count += 1
+    threshold, room = _select(own[:count], capacity - 1), capacity
+    for i in range(n):
+        room -= z[i] == expert and priority[i] < threshold
+    for i in range(n):
         if z[i] == expert and priority[i] >= threshold:
             if priority[i] == threshold and room > 0:
                 room -= 1
@@ -130,14 +149,25 @@ def _match(d: Floats, capacity: Counts, z: Counts, work: Floats) -> tuple[float,
     for i in range(n):
         above += d[i] > 0.0
         level += d[i] == 0.0
-        work[i] = d[i]
     # As many rows as want expert 0, within the capacities; the indifferent are shared out.
     fair = n * capacity[0] // max(1, capacity[0] + capacity[1])
     count = max(max(0, n - capacity[1]), min(min(n, capacity[0]), max(above, min(above + level, fair))))
+    if count == 0 or count == n:
+        threshold = np.inf if count == 0 else -np.inf
+    elif count == above:
+        threshold = 0.0
+    else:
+        threshold = threshold_above(d, count, n)
+    if threshold == threshold:
+        for i in range(n):
+            z[i] = 0 if d[i] > threshold else 1
+        least, most = extremes_around(d, threshold)
+        return least, most, count
     threshold, room = 0.0, count - above
     if not above <= count <= above + level:
-        threshold = _select(work, n - count) if count > 0 else np.inf
-        room = count
+        for i in range(n):
+            work[i] = d[i]
+        threshold, room = _select(work, n - count), count
         for i in range(n):
             room -= d[i] > threshold
     least, most = np.inf, -np.inf

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routers in a small byte-level language model, each tuned alike."""
+"""Routers in a small language model, each tuned alike."""
 
 from equipoise_lab.compare.lm._compare import ComparedModels as ComparedModels
+from equipoise_lab.compare.lm._compare import Tuned as Tuned
 from equipoise_lab.compare.lm._compare import compare_models as compare_models
+from equipoise_lab.compare.lm._compare import read_tuned as read_tuned
 from equipoise_lab.compare.lm._compare import run_all as run_all
 from equipoise_lab.compare.lm._contenders import CONTENDERS as CONTENDERS
 from equipoise_lab.compare.lm._contenders import Contender as Contender
@@ -18,3 +20,4 @@ from equipoise_lab.compare.lm._text import Text as Text
 from equipoise_lab.compare.lm._text import read_text as read_text
 from equipoise_lab.compare.lm._train import Trained as Trained
 from equipoise_lab.compare.lm._train import train as train
+from equipoise_lab.compare.lm._vocabulary import Vocabulary as Vocabulary

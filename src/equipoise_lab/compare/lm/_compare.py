@@ -2,7 +2,7 @@
 """The whole command: tuning runs, choice of settings, final runs, JSON, picture."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
 from equipoise_lab._tasks import Part, ignore, run_parts
-from equipoise_lab.compare.lm._contenders import CONTENDERS
+from equipoise_lab.compare.lm._contenders import CONTENDERS, Setting
 from equipoise_lab.compare.lm._figure import NAME, save_figure
 from equipoise_lab.compare.lm._recipe import LanguageModels, Run
 from equipoise_lab.compare.lm._summary import (
@@ -45,11 +45,25 @@ class ComparedModels:
     paths: list[Path]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuned:
+    """The settings to train at.
+
+    Attributes:
+        chosen: one for each contender.
+        tuning: the runs that they were chosen by, and their validation losses, as JSON knows them.
+    """
+
+    chosen: Mapping[str, Setting]
+    tuning: list[dict[str, Any]]
+
+
 def compare_models(
     recipe: LanguageModels,
     out: Path,
     *,
     command: str,
+    tuned: Tuned | None = None,
     workers: int = 2,
     say: Callable[[str], object] = print,
     advance: Callable[[int], object] | None = None,
@@ -60,6 +74,7 @@ def compare_models(
         recipe: the comparison.
         out: the folder to write to. What it holds of an interrupted run of the same recipe is used.
         command: what was typed, for the record.
+        tuned: the settings, from `read_tuned`; None: tunes.
         workers: processes; 0 stays in this one.
         say: called with a line when a part begins.
         advance: called with training steps as they are done.
@@ -67,13 +82,15 @@ def compare_models(
     Returns:
         What was found, and where it is.
     """
-    text, path = read_text(), out / f"{NAME}.json"
+    text, path = read_text(vocabulary=recipe.vocabulary), out / f"{NAME}.json"
     begin(path, [Ledger(out / "lm-runs")])
-    runs = recipe.tuning_runs()
-    say(f"tuning: {len(runs):,} runs of {recipe.steps:,} steps")
-    tuned = run_all(runs, recipe, out, text, workers=workers, progress=advance)
-    chosen = choose_settings(recipe, tuned)
-    runs = recipe.final_runs(chosen)
+    if tuned is None:
+        runs = recipe.tuning_runs()
+        say(f"tuning: {len(runs):,} runs of {recipe.steps_of(runs[0]):,} steps")
+        tried = run_all(runs, recipe, out, text, workers=workers, progress=advance)
+        rows = [{**t.run.describe(), "validation": t.validation} for t in tried]
+        tuned = Tuned(chosen=choose_settings(recipe, tried), tuning=rows)
+    runs = recipe.final_runs(tuned.chosen)
     say(f"the chosen settings: {len(runs):,} runs of {recipe.steps:,} steps")
     final = run_all(runs, recipe, out, text, workers=workers, progress=advance)
     outcomes = summarise(recipe, final)
@@ -82,7 +99,7 @@ def compare_models(
     pictures = save_figure(outcomes, out)
     content = {
         "command": command,
-        "training_seconds": round(sum(t.step_time * recipe.steps for t in (*tuned, *final)), 1),
+        "training_seconds": round(sum(t.step_time * recipe.steps for t in final), 1),
         "environment": environment(),
         "recipe": recipe.describe(),
         "text": text.describe(),
@@ -91,10 +108,42 @@ def compare_models(
         "outcomes": [_outcome_row(outcome) for outcome in outcomes],
         "confidence": CONFIDENCE,
         "differences": [{**asdict(d), "better": d.better} for d in found],
-        "tuning": [{**t.run.describe(), "validation": t.validation} for t in tuned],
+        "tuning": tuned.tuning,
     }
     write_whole(path, json.dumps(content, indent=1) + "\n")
     return ComparedModels(outcomes=outcomes, differences=found, goals=goals, paths=[path, *pictures])
+
+
+def read_tuned(path: Path, recipe: LanguageModels) -> Tuned:
+    """Reads the settings that an earlier result chose.
+
+    Args:
+        path: what this command wrote.
+        recipe: whose contenders need settings.
+
+    Returns:
+        A setting for each contender, and how they were found.
+
+    Raises:
+        ValueError: the file is no result of this command; or it has no setting for a contender, or one that the
+            contender no longer has.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        tuning, stored = content["tuning"], {row["contender"]: row["setting"] for row in content["outcomes"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"settings must be a compare-lm.json that this command wrote, got {path}: leave it out to tune"
+        ) from error
+    chosen: dict[str, Setting] = {}
+    for name in recipe.contenders:
+        found = [setting for setting in CONTENDERS[name].settings() if setting.describe() == stored.get(name)]
+        if not found:
+            raise ValueError(
+                f"settings must hold one of the settings of {name!r}, got {stored.get(name)}: leave it out to tune"
+            )
+        chosen[name] = found[0]
+    return Tuned(chosen=chosen, tuning=tuning)
 
 
 def run_all(
@@ -123,7 +172,7 @@ def run_all(
     parts = {
         run.name: Part(
             task=(_train_run, run, recipe, text.sha256),
-            steps=recipe.steps,
+            steps=recipe.steps_of(run),
             recipe=depends_on(run, recipe, text),
             write=Trained.write,
             read=partial(read_trained, run),
@@ -140,15 +189,16 @@ _loaded: dict[str, Text] = {}
 def _train_run(run: Run, recipe: LanguageModels, sha256: str, *, progress: Callable[[int], object]) -> Trained:
     """Trains in this process, which reads the text once."""
     if sha256 not in _loaded:
-        _loaded[sha256] = read_text()
+        _loaded[sha256] = read_text(vocabulary=recipe.vocabulary)
     return train(run, recipe, _loaded[sha256], progress=progress)
 
 
 def depends_on(run: Run, recipe: LanguageModels, text: Text) -> dict[str, Any]:
     """Lists what a run depends on: not which other runs there are."""
     described = recipe.describe()
-    for name in ("contenders", "seeds", "first_seed", "tuning_seeds"):
+    for name in ("contenders", "seeds", "first_seed", "tuning_seeds", "tuning_steps"):
         del described[name]
+    described["steps"] = recipe.steps_of(run)
     row = CONTENDERS[run.contender]
     how = {"router": row.router, "options": dict(row.options), "gate": row.gate, "weights": row.weights}
     return {"comparison": described, "contender": how, "run": run.describe(), "text": text.sha256}

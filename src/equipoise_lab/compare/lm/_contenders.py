@@ -11,7 +11,7 @@ from typing import Any
 
 RATES = (0.003, 0.0045)
 """The learning rates that every contender is tuned over."""
-_FIELDS = ("learning_rate", "strength", "id_bytes")
+_FIELDS = ("learning_rate", "strength", "id_length")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,18 +22,18 @@ class Setting:
         learning_rate: the largest one of AdamW, for router and experts.
         options: of `equipoise.nn.MoE`, beside the contender's.
         strength: of the token prior, for contenders that have one.
-        id_bytes: what hashes and priors see as the token's id: 1, the byte; 2, the byte and the one before.
+        id_length: what hashes and priors see as the token's id: 1, the token; 2, the token and the one before.
     """
 
     learning_rate: float
     options: Mapping[str, float] = field(default_factory=dict[str, float])
     strength: float | None = None
-    id_bytes: int = 1
+    id_length: int = 1
 
     def describe(self) -> dict[str, float]:
         """Lists what is set, as JSON knows it."""
         prior = {} if self.strength is None else {"strength": self.strength}
-        ids = {} if self.id_bytes == 1 else {"id_bytes": self.id_bytes}
+        ids = {} if self.id_length == 1 else {"id_length": self.id_length}
         return {"learning_rate": self.learning_rate, **self.options, **prior, **ids}
 
 
@@ -85,7 +85,7 @@ _TABLE = (
         name="hash",
         label="hash",
         router="hash",
-        third={"id_bytes": 2},
+        third={"id_length": 2},
         doc="a fixed hash of the byte, another one in each block; nothing is learnt",
     ),
     Contender(
@@ -148,7 +148,7 @@ _TABLE = (
         router="switch",
         strength=3.0,
         gate=False,
-        third={"id_bytes": 2},
+        third={"id_length": 2},
         kind="control",
         doc="Switch whose logits are the token prior alone",
     ),
@@ -157,7 +157,7 @@ _TABLE = (
         label="Switch + prior",
         router="switch",
         strength=3.0,
-        third={"id_bytes": 2},
+        third={"id_length": 2},
         kind="control",
         doc="Switch with the token prior",
     ),
@@ -167,7 +167,7 @@ _TABLE = (
         router="sample",
         options={"loss": "gated-reinforce"},
         strength=10.0,
-        third={"id_bytes": 2},
+        third={"id_length": 2},
         kind="ours",
         doc="independent draws without a capacity, gated with the score function",
     ),
@@ -177,7 +177,7 @@ _TABLE = (
         router="skip-iw",
         options={"loss": "gated-reinforce"},
         strength=10.0,
-        third={"id_bytes": 2},
+        third={"id_length": 2},
         kind="ours",
         doc="our recipe: draws within the capacity, gated with the score function",
     ),
@@ -187,7 +187,7 @@ _TABLE = (
         router="gm-iw-mix",
         options={"loss": "gated-reinforce", "capacity_factor": 1.0, "eps": 0.02},
         strength=6.0,
-        third={"id_bytes": 2},
+        third={"id_length": 2},
         kind="ours",
         doc="our recipe with exactly balanced draws: every expert is full, nothing is dropped",
     ),

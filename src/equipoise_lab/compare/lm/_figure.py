@@ -4,10 +4,12 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 
 from equipoise_lab._style import GREY, Look, add_grid, new_figure, row, save, style
+from equipoise_lab.compare._protocol import draw_seeds, set_lines
 from equipoise_lab.compare.lm._contenders import CONTENDERS
 from equipoise_lab.compare.lm._summary import Outcome
 
@@ -28,20 +30,17 @@ def save_figure(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
         for place, outcome in enumerate(ranked):
             _draw_losses(losses, place, outcome)
             _draw_loads(loads, place, outcome)
-        losses.set_yticks(range(len(ranked)), [CONTENDERS[outcome.contender].label for outcome in ranked])
+        for axes in (loads, losses):
+            set_lines(axes, [CONTENDERS[outcome.contender].label for outcome in ranked])
+            add_grid(axes, "x")
         for tick, outcome in zip(losses.get_yticklabels(), ranked, strict=True):
             tick.set_color(_LOOKS[CONTENDERS[outcome.contender].kind].colour)
-        losses.set_ylim(-0.6, len(ranked) - 0.4)
         losses.margins(x=0.08)
         _title(losses, "test loss", "a mark for each seed, a bar and the number at the mean")
         losses.set_xlabel("nats a byte; less is better")
         _title(loads, "unevenness of the load", "0 is balanced; filled in training, open in evaluation")
         loads.set_xlabel("largest load over mean load, minus 1")
         loads.set_xlim(left=-0.05)
-        for axes in (losses, loads):
-            axes.tick_params(axis="y", length=0)
-            axes.spines["left"].set_color(GREY)
-            add_grid(axes, "x")
         return save(figure, folder, NAME)
 
 
@@ -53,17 +52,9 @@ def _title(axes: Axes, title: str, explanation: str) -> None:
 
 def _draw_losses(axes: Axes, place: int, outcome: Outcome) -> None:
     look = _LOOKS[CONTENDERS[outcome.contender].kind]
-    axes.plot(outcome.loss, [place] * len(outcome.loss), **look.points(3.6))
-    axes.plot([outcome.mean] * 2, [place - 0.34, place + 0.34], color=look.colour, linewidth=1.8)
-    axes.annotate(
-        f"{outcome.mean:.3f}",
-        (max(outcome.loss), place),
-        (7, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=7.5,
-        color=look.colour,
-    )
+    draw_seeds(axes, place, outcome, look, 3.6)
+    how: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7.5, "color": look.colour}
+    axes.annotate(f"{outcome.mean:.3f}", (max(outcome.loss), place), (7, 0), **how)
 
 
 def _draw_loads(axes: Axes, place: int, outcome: Outcome) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The language model: a small transformer whose feed-forward blocks are mixtures of experts.
 
-Legend: B sequences, S positions, V bytes of the vocabulary.
+Legend: B sequences, S positions, V token ids.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from equipoise.nn import MoE
-from equipoise_lab.compare.lm._text import VOCABULARY
+from equipoise.nn._peer_rules import hash_integers
+
+MOST_IDS = 1 << 14
+"""How many ids routers see at most."""
+_IDS_SEED = 99
 
 
 class Block(nn.Module):
@@ -53,7 +57,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Bytes in, logits for the next byte out."""
+    """Tokens in, logits for the next token out."""
 
     def __init__(
         self,
@@ -62,7 +66,8 @@ class LanguageModel(nn.Module):
         context: int,
         feed_forwards: list[nn.Module],
         *,
-        id_bytes: int = 1,
+        vocabulary: int,
+        id_length: int = 1,
         init: Callable[[], object] | None = None,
     ) -> None:
         """Builds the model.
@@ -72,48 +77,62 @@ class LanguageModel(nn.Module):
             heads: of the attention.
             context: positions at most.
             feed_forwards: one for each block.
-            id_bytes: what routers see as the id of a token: 1, the byte; 2, the byte and the one before.
+            vocabulary: V.
+            id_length: what routers see as the id of a token: 1, the token; 2, the token and the one before.
             init: called before the parameters outside the feed-forward blocks are drawn, so that models with different
                 ones can share all others.
         """
         super().__init__()
-        self.id_bytes = id_bytes
+        self.vocabulary, self.id_length = vocabulary, id_length
         if init is not None:
             init()
-        self.embedding = nn.Embedding(VOCABULARY, dim)
+        self.embedding = nn.Embedding(vocabulary, dim)
         nn.init.normal_(self.embedding.weight, std=0.05)
         self.positions = nn.Parameter(0.02 * torch.randn(context, dim))
         self.blocks = nn.ModuleList([Block(dim, heads, feed_forward) for feed_forward in feed_forwards])
-        self.norm, self.head = nn.RMSNorm(dim), nn.Linear(dim, VOCABULARY, bias=False)
+        self.norm, self.head = nn.RMSNorm(dim), nn.Linear(dim, vocabulary, bias=False)
 
     def forward(self, token_ids: Int[Tensor, "B S"]) -> Float[Tensor, "B S V"]:
-        """Predicts the next byte at every position.
+        """Predicts the next token at every position.
 
         Args:
-            token_ids: bytes.
+            token_ids: the tokens.
 
         Returns:
             The logits.
         """
         x: Tensor = self.embedding(token_ids) + self.positions[: token_ids.shape[1]]
-        ids = router_ids(token_ids, self.id_bytes)
+        ids = router_ids(token_ids, self.vocabulary, self.id_length)
         for block in self.blocks:
             x = block(x, ids)
         return self.head(self.norm(x))
 
 
-def router_ids(token_ids: Int[Tensor, "B S"], id_bytes: int) -> Int[Tensor, "B S"]:
-    """Makes the ids that routers see, in [0, VOCABULARY**id_bytes); before the first byte there is byte 0.
+def router_ids(token_ids: Int[Tensor, "B S"], vocabulary: int, id_length: int) -> Int[Tensor, "B S"]:
+    """Makes the ids that routers see, of a token and those before it; before the first token there is token 0.
+
+    Args:
+        token_ids: the tokens.
+        vocabulary: V.
+        id_length: how many tokens make an id.
+
+    Returns:
+        In [0, `num_router_ids`): as they are, or hashed where there are more.
 
     Example:
-        >>> router_ids(torch.tensor([[1, 2]]), 2).tolist()
+        >>> router_ids(torch.tensor([[1, 2]]), 128, 2).tolist()
         [[1, 130]]
     """
     ids, before = token_ids, token_ids
-    for place in range(1, id_bytes):
+    for place in range(1, id_length):
         before = F.pad(before, (1, 0))[:, :-1]
-        ids = ids + before * VOCABULARY**place
-    return ids
+        ids = ids + before * vocabulary**place
+    return ids if vocabulary**id_length <= MOST_IDS else hash_integers(ids, _IDS_SEED) % MOST_IDS
+
+
+def num_router_ids(vocabulary: int, id_length: int) -> int:
+    """Returns how many ids routers see."""
+    return min(vocabulary**id_length, MOST_IDS)
 
 
 def make_mlp(dim: int, hidden_dim: int) -> nn.Module:

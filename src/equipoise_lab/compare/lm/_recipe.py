@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The comparison of routers in a language model as a value: what is fixed, and which runs it consists of."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from equipoise._core import check_at_least, check_one_of, check_seed
 from equipoise_lab.compare.lm._contenders import CONTENDERS, Setting
+from equipoise_lab.compare.lm._vocabulary import BYTES
 
 TUNING_SEED = 1_000_000
 """The seeds that settings are tuned on start here, above those that are reported."""
@@ -41,19 +43,21 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LanguageModels:
-    """A small byte-level transformer with two layers of experts, under every contender.
+    """A small transformer with two layers of experts, under every contender.
 
     Attributes:
         contenders: whom to compare.
         seeds: that are reported.
         first_seed: the seeds are this one and those after it.
         tuning_seeds: runs of each setting to choose from, on seeds that are not reported.
-        steps: of AdamW.
+        steps: of AdamW, in runs that are reported.
+        tuning_steps: of runs to choose from; at most `steps`.
         batch_size: sequences of a step.
         context: bytes of a sequence.
         dim: features of a token.
         heads: of the attention.
         blocks: each of attention and experts.
+        vocabulary: ids of the text: 128, the bytes; or more, with pairs that the training text repeats.
         num_experts: of each block.
         hidden_dim: of an expert, and of the dense block.
         validation_pieces: sequences of the validation split that are evaluated.
@@ -64,12 +68,14 @@ class LanguageModels:
     seeds: int = 5
     first_seed: int = 0
     tuning_seeds: int = 1
-    steps: int = 1200
+    steps: int = 2500
+    tuning_steps: int = 1200
     batch_size: int = 8
     context: int = 64
     dim: int = 64
     heads: int = 4
     blocks: int = 2
+    vocabulary: int = BYTES
     num_experts: int = 8
     hidden_dim: int = 128
     validation_pieces: int = 256
@@ -83,7 +89,7 @@ class LanguageModels:
         check_seed("first_seed", self.first_seed)
         counts = {field.name for field in fields(self)} - {"contenders", "seeds", "first_seed"}
         for name in sorted(counts):
-            check_at_least(name, getattr(self, name), 1)
+            check_at_least(name, getattr(self, name), BYTES if name == "vocabulary" else 1)
 
     def tuning_runs(self) -> list[Run]:
         """Lists the runs that settings are chosen by."""
@@ -95,8 +101,8 @@ class LanguageModels:
             for seed in seeds
         ]
 
-    def final_runs(self, chosen: dict[str, Setting]) -> list[Run]:
-        """Lists the runs that are reported.
+    def final_runs(self, chosen: Mapping[str, Setting]) -> list[Run]:
+        """Lists the runs that are reported, seed by seed: what is done of an interrupted comparison is whole seeds.
 
         Args:
             chosen: the setting of each contender.
@@ -104,14 +110,22 @@ class LanguageModels:
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         return [
             Run(contender=name, setting=chosen[name], seed=seed, final=True)
-            for name in self.contenders
             for seed in seeds
+            for name in self.contenders
         ]
 
-    @property
-    def total_steps(self) -> int:
-        """Training steps of the whole comparison."""
-        return (len(self.tuning_runs()) + len(self.contenders) * self.seeds) * self.steps
+    def steps_of(self, run: Run) -> int:
+        """Training steps of a run."""
+        return self.steps if run.final else min(self.tuning_steps, self.steps)
+
+    def total_steps(self, *, tuned: bool = False) -> int:
+        """Counts the training steps of the whole comparison.
+
+        Args:
+            tuned: whether the settings are chosen already.
+        """
+        tuning = 0 if tuned else sum(map(self.steps_of, self.tuning_runs()))
+        return tuning + len(self.contenders) * self.seeds * self.steps
 
     def describe(self) -> dict[str, Any]:
         """Lists the fields and their values, as JSON knows them."""
@@ -123,6 +137,7 @@ def quick_language_models() -> LanguageModels:
     return LanguageModels(
         seeds=2,
         steps=20,
+        tuning_steps=20,
         batch_size=4,
         context=16,
         dim=16,

@@ -6,50 +6,22 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy import stats
-
+from equipoise_lab.compare._protocol import CONFIDENCE as CONFIDENCE
+from equipoise_lab.compare._protocol import PairedDifference, SeedLosses, paired
 from equipoise_lab.compare.lm._contenders import CONTENDERS, Setting
 from equipoise_lab.compare.lm._recipe import LanguageModels
 from equipoise_lab.compare.lm._train import Trained
 
-CONFIDENCE = 0.95
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """A contender at the setting that did best on the validation split; tuples have one entry for each seed.
+class Outcome(SeedLosses):
+    """A contender at the setting that did best on the validation split; losses in nats a byte, one for each seed."""
 
-    Attributes:
-        contender: its name.
-        setting: the chosen one.
-        loss: on the test split, in nats a byte.
-        limited_loss: the same within a capacity of `LIMIT` times an even share, the rest dropped.
-        curve: the validation loss, averaged over seeds; pairs of step and loss.
-        violation: of the load in training, within the capacity: the largest load over the mean load, minus 1.
-        eval_violation: that in evaluation, without a capacity.
-        dropped: the fraction of tokens that no expert processed in training.
-        step_time: processor time of a training step, in seconds; the least of all seeds.
-    """
-
-    contender: str
-    setting: Setting
-    loss: tuple[float, ...]
-    limited_loss: tuple[float, ...]
-    curve: tuple[tuple[int, float], ...]
-    violation: tuple[float, ...]
-    eval_violation: tuple[float, ...]
-    dropped: tuple[float, ...]
-    step_time: float
-
-    @property
-    def mean(self) -> float:
-        """The mean test loss over seeds."""
-        return statistics.fmean(self.loss)
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation of the test loss between seeds."""
-        return statistics.stdev(self.loss)
+    limited_loss: tuple[float, ...]  # the test loss within a capacity of `LIMIT` times an even share, the rest dropped
+    violation: tuple[float, ...]  # of the load in training, within the capacity: largest load over mean load, minus 1
+    eval_violation: tuple[float, ...]  # that in evaluation, without a capacity
+    dropped: tuple[float, ...]  # the fraction of tokens that no expert processed in training
+    step_time: float  # processor time of a training step, in seconds; the least of all seeds
 
     @property
     def limited_mean(self) -> float:
@@ -58,46 +30,19 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    """The test loss of one contender minus that of another, paired by seed.
+class Difference(PairedDifference):
+    """The test loss of one contender minus that of another, without a capacity or within one."""
 
-    Attributes:
-        ours: a contender's name.
-        other: a contender's name.
-        limited: whether it is the loss within a capacity.
-        mean: below 0 where the first is better.
-        low: of the confidence interval, Student's t over the seeds.
-        high: of it.
-        spread: the larger of the two standard deviations between seeds.
-    """
-
-    ours: str
-    other: str
     limited: bool
-    mean: float
-    low: float
-    high: float
-    spread: float
-
-    @property
-    def better(self) -> bool:
-        """Whether the first is better by more than the spread between seeds, and the interval leaves 0 out."""
-        return self.mean < -self.spread and self.high < 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """A goal that was set before the runs, and whether it was reached.
+    """A goal that was set before the runs, and whether it was reached."""
 
-    Attributes:
-        text: what should hold.
-        holds: whether it does.
-        found: the figures.
-    """
-
-    text: str
-    holds: bool
-    found: str
+    text: str  # what should hold
+    holds: bool  # whether it does
+    found: str  # the figures
 
 
 def choose_settings(recipe: LanguageModels, trained: Sequence[Trained]) -> dict[str, Setting]:
@@ -138,18 +83,7 @@ def _outcome(models: Sequence[Trained]) -> Outcome:
 def difference(ours: Outcome, other: Outcome, *, limited: bool = False) -> Difference:
     """Compares two contenders seed by seed, without a capacity or within one."""
     a, b = (outcome.limited_loss if limited else outcome.loss for outcome in (ours, other))
-    pairs = [x - y for x, y in zip(a, b, strict=True)]
-    mean, n = statistics.fmean(pairs), len(pairs)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * statistics.stdev(pairs) / math.sqrt(n)
-    return Difference(
-        ours=ours.contender,
-        other=other.contender,
-        limited=limited,
-        mean=mean,
-        low=mean - half,
-        high=mean + half,
-        spread=max(statistics.stdev(a), statistics.stdev(b)),
-    )
+    return Difference(ours=ours.contender, other=other.contender, limited=limited, **paired(a, b))
 
 
 _BALANCED, _RECIPE, _CONTROL = "gm-iw-mix-prior", "skip-iw-prior", "switch-prior"
@@ -203,4 +137,4 @@ def _label(name: str) -> str:
 
 
 def _describe(d: Difference) -> str:
-    return f"{d.mean:+.3f} (95% interval {d.low:+.3f} to {d.high:+.3f})"
+    return f"{d.mean:+.3f} (95% interval {d.interval})"

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from equipoise_lab._tables import new_table
+from equipoise_lab.compare._protocol import difference_table
 from equipoise_lab.compare.lm._contenders import CONTENDERS
 from equipoise_lab.compare.lm._recipe import LanguageModels
-from equipoise_lab.compare.lm._summary import CONFIDENCE, Difference, Goal, Outcome
+from equipoise_lab.compare.lm._summary import Difference, Goal, Outcome
 
-_NAMES = {"capacity_factor": "capacity", "strength": "prior", "rate": "bias rate"}
+_NAMES = {"capacity_factor": "capacity", "strength": "prior", "rate": "bias rate", "id_length": "tokens of an id"}
 HEADINGS = ("test loss", "sd", "within capacity", "MaxVio", "MaxVio, evaluation", "dropped", "ms a step")
 """Of the columns between a contender's name and its setting."""
 
@@ -38,33 +39,16 @@ def describe_setting(outcome: Outcome) -> str:
 def model_tables(
     recipe: LanguageModels, outcomes: Sequence[Outcome], found: Sequence[Difference], goals: Sequence[Goal]
 ) -> list[Table]:
-    """Lists test losses with what the routers did, paired differences, and the goals.
-
-    Args:
-        recipe: the comparison.
-        outcomes: of each contender.
-        found: the paired differences.
-        goals: judged.
-
-    Returns:
-        Three tables.
-    """
+    """Lists test losses with what the routers did, paired differences, and the goals."""
     title = f"Test loss in nats a byte after {recipe.steps:,} steps, mean and sd of {recipe.seeds} seeds"
     losses = new_table(title, ["contender"], HEADINGS, title_justify="left")
     losses.add_column("setting")
     for outcome in outcomes:
         label = CONTENDERS[outcome.contender].label
         losses.add_row(label, *outcome_cells(outcome), describe_setting(outcome))
-    title = f"Differences of the test loss, seeds paired, {CONFIDENCE:.0%} interval"
-    pairs = new_table(title, ["", "minus", "capacity"], ["difference", "interval"], title_justify="left")
-    pairs.add_column("beyond the spread")
-    for d in found:
-        names = (CONTENDERS[d.ours].label, CONTENDERS[d.other].label)
-        interval = f"{d.low:+.3f} to {d.high:+.3f}"
-        pairs.add_row(
-            *names, "1.25" if d.limited else "none", f"{d.mean:+.3f}", interval, "better" if d.better else "no"
-        )
+    labels = [(CONTENDERS[d.ours].label, CONTENDERS[d.other].label) for d in found]
+    rows = [(*names, "1.25" if d.limited else "none", d) for names, d in zip(labels, found, strict=True)]
     verdicts = new_table("Goals", ["goal", "holds", "found"], title_justify="left")
     for goal in goals:
         verdicts.add_row(goal.text, "yes" if goal.holds else "no", goal.found)
-    return [losses, pairs, verdicts]
+    return [losses, difference_table(rows, condition="capacity"), verdicts]

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int
 from torch import Tensor
 
-VOCABULARY = 128
-"""ASCII: files with other bytes are left out, so that a loss in nats a byte needs no rule for rare bytes."""
+from equipoise_lab.compare.lm._vocabulary import BYTES, Vocabulary
 
 SPLITS = ("train", "validation", "test")
 # Of 256 values of a hash: a file's name alone decides where it belongs, whatever else is installed.
@@ -22,7 +21,9 @@ _LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Bytes of three splits, with no file in two of them.
+    """Token ids of three splits, with no file in two of them.
+
+    Files hold ASCII alone, so that a loss in nats a byte needs no rule for rare bytes.
 
     Attributes:
         train: one file after the other.
@@ -30,25 +31,30 @@ class Text:
         test: read once, by the runs at the chosen settings.
         files: of each split.
         sha256: of all three; another Python has other sources.
+        lengths: bytes of each id.
     """
 
-    train: UInt8[Tensor, "bytes"]
-    validation: UInt8[Tensor, "bytes_"]
-    test: UInt8[Tensor, "bytes__"]
+    train: Int[Tensor, "ids"]
+    validation: Int[Tensor, "ids_"]
+    test: Int[Tensor, "ids__"]
     files: tuple[int, int, int]
     sha256: str
+    lengths: Int[Tensor, "V"]
 
     def describe(self) -> dict[str, Any]:
         """Lists the sizes, as JSON knows them."""
-        sizes = {name: len(getattr(self, name)) for name in SPLITS}
-        return {"files": dict(zip(SPLITS, self.files, strict=True)), "bytes": sizes, "sha256": self.sha256}
+        sizes = {name: int(self.lengths[getattr(self, name).long()].sum()) for name in SPLITS}
+        ids = {name: len(getattr(self, name)) for name in SPLITS}
+        files = dict(zip(SPLITS, self.files, strict=True))
+        return {"files": files, "bytes": sizes, "ids": ids, "sha256": self.sha256}
 
 
-def read_text(folder: Path | None = None) -> Text:
+def read_text(folder: Path | None = None, *, vocabulary: int = BYTES) -> Text:
     """Reads the Python files below a folder that hold ASCII alone, without tests and installed packages.
 
     Args:
         folder: where they are; None: the standard library of this Python.
+        vocabulary: token ids at most: 128, the bytes; above, with pairs of ids that the training split repeats.
 
     Returns:
         The splits: 5% of the files each for validation and test.
@@ -68,10 +74,12 @@ def read_text(folder: Path | None = None) -> Text:
                 f"folder must hold Python files for training, validation and test, got no {name} in {root}"
             )
     joined = {name: b"\n".join(contents) for name, contents in parts.items()}
+    found = Vocabulary.fit(joined["train"], vocabulary)
     return Text(
-        *(torch.frombuffer(bytearray(joined[name]), dtype=torch.uint8) for name in SPLITS),
+        *(found.encode(joined[name]) for name in SPLITS),
         files=(len(parts["train"]), len(parts["validation"]), len(parts["test"])),
         sha256=hashlib.sha256(b"\0".join(joined.values())).hexdigest(),
+        lengths=torch.tensor([len(piece) for piece in found.pieces]),
     )
 
 
@@ -80,13 +88,13 @@ def _split_of(name: str) -> str:
     return "validation" if value < _HELD_OUT else "test" if value < 2 * _HELD_OUT else "train"
 
 
-def pieces(text: UInt8[Tensor, "bytes"], count: int, length: int) -> Int[Tensor, "{count} {length}+1"]:
+def pieces(text: Int[Tensor, "ids"], count: int, length: int) -> Int[Tensor, "{count} {length}+1"]:
     """Cuts pieces at even distances, for an evaluation that is the same at every call.
 
     Args:
         text: one split.
         count: of pieces.
-        length: of each, with one byte more for the last target.
+        length: of each, with one token more for the last target.
 
     Returns:
         The pieces.
@@ -95,13 +103,13 @@ def pieces(text: UInt8[Tensor, "bytes"], count: int, length: int) -> Int[Tensor,
     return gather(text, starts, length)
 
 
-def gather(text: UInt8[Tensor, "bytes"], starts: Int[Tensor, "n"], length: int) -> Int[Tensor, "n {length}+1"]:
+def gather(text: Int[Tensor, "ids"], starts: Int[Tensor, "n"], length: int) -> Int[Tensor, "n {length}+1"]:
     """Cuts the pieces that start at given places.
 
     Args:
         text: one split.
         starts: places.
-        length: of each, with one byte more for the last target.
+        length: of each, with one token more for the last target.
 
     Returns:
         The pieces.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains and evaluates one run of the language-model comparison.
 
-Legend: B sequences, S positions.
+Legend: B sequences, S positions, V token ids.
 """
 
 import math
@@ -16,11 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from equipoise.nn import MoE, Readouts, Routing, Surrogate, TokenPrior, capture
-from equipoise.nn._peer_rules import Hash
 from equipoise_lab.compare.lm._contenders import CONTENDERS
-from equipoise_lab.compare.lm._model import LanguageModel, make_mlp
+from equipoise_lab.compare.lm._model import LanguageModel, make_mlp, num_router_ids
 from equipoise_lab.compare.lm._recipe import LanguageModels, Run
-from equipoise_lab.compare.lm._text import VOCABULARY, Text, gather, pieces
+from equipoise_lab.compare.lm._text import Text, gather, pieces
 
 LIMIT = 1.25
 """The capacity factor of the evaluation within a capacity."""
@@ -104,20 +103,21 @@ def train(run: Run, recipe: LanguageModels, text: Text, *, progress: Callable[[i
     Returns:
         The losses and what the routers did.
     """
-    learner = Learner(run, recipe)
-    points = sorted({max(recipe.steps * (i + 1) // _POINTS, 1) for i in range(_POINTS)})
+    learner, steps = Learner(run, recipe), recipe.steps_of(run)
+    lengths = text.lengths
+    points = sorted({max(steps * (i + 1) // _POINTS, 1) for i in range(_POINTS)})
     validation = pieces(text.validation, recipe.validation_pieces, recipe.context)
     curve: list[tuple[int, float]] = []
     loads: list[Routed] = []
     evaluation, seconds, done = Routed(violation=0.0, dropped=0.0), 0.0, 0
-    for step, batch in zip(range(1, recipe.steps + 1), _batches(run.seed, recipe, text), strict=False):
+    for step, batch in zip(range(1, steps + 1), _batches(run.seed, recipe, text), strict=False):
         began = time.process_time()
-        routings = learner.step(batch, _rate(step - 1, recipe.steps))
+        routings = learner.step(batch, _rate(step - 1, steps))
         seconds += time.process_time() - began
         if step % _EVERY == 0 or step == 1:
             loads.append(_routed(routings))
         if step in points:
-            loss, evaluation = learner.evaluate(validation)
+            loss, evaluation = learner.evaluate(validation, lengths)
             curve.append((step, loss))
             if progress is not None:
                 progress(step - done)
@@ -126,11 +126,11 @@ def train(run: Run, recipe: LanguageModels, text: Text, *, progress: Callable[[i
     return Trained(
         run=run,
         curve=tuple(curve),
-        test=None if test is None else learner.evaluate(test)[0],
-        limited_test=None if test is None else learner.evaluate(test, LIMIT)[0],
+        test=None if test is None else learner.evaluate(test, lengths)[0],
+        limited_test=None if test is None else learner.evaluate(test, lengths, LIMIT)[0],
         training=_mean_routed(loads),
         evaluation=evaluation,
-        step_time=seconds / recipe.steps,
+        step_time=seconds / steps,
     )
 
 
@@ -147,12 +147,15 @@ class Learner:
             recipe.heads,
             recipe.context,
             layers,
-            id_bytes=run.setting.id_bytes,
+            vocabulary=recipe.vocabulary,
+            id_length=run.setting.id_length,
             init=lambda: torch.manual_seed(run.seed),
         )
         self.routed = contender.router is not None
         self.scored = scored = contender.options.get("loss") == "gated-reinforce"
-        self.surrogate = Surrogate(Readouts(self.model, VOCABULARY) if scored else None, weights=contender.weights)
+        self.surrogate = Surrogate(
+            Readouts(self.model, recipe.vocabulary) if scored else None, weights=contender.weights
+        )
         groups = _groups(self.model, self.surrogate)
         self.optimizer = torch.optim.AdamW(groups, lr=run.setting.learning_rate, betas=_BETAS, fused=True)
         self.learning_rate = run.setting.learning_rate
@@ -162,7 +165,7 @@ class Learner:
         """Takes one step of the optimiser.
 
         Args:
-            batch: sequences, with one byte more than positions.
+            batch: sequences, with one token more than positions.
             rate: of the learning rate.
 
         Returns:
@@ -187,11 +190,14 @@ class Learner:
         self.optimizer.zero_grad()
 
     @torch.no_grad()
-    def evaluate(self, sequences: Int[Tensor, "B S"], limit: float | None = None) -> tuple[float, Routed]:
+    def evaluate(
+        self, sequences: Int[Tensor, "B S"], lengths: Int[Tensor, "V"], limit: float | None = None
+    ) -> tuple[float, Routed]:
         """Computes the mean loss in nats a byte, and the routing.
 
         Args:
             sequences: what to predict.
+            lengths: bytes of each id.
             limit: the capacity factor; None: no capacity.
         """
         self.model.eval()
@@ -209,7 +215,8 @@ class Learner:
                 logits = self.model(batch[:, :-1])
             losses.append(_token_losses(logits, batch[:, 1:]))
         self.model.train()
-        return float(torch.cat(losses).double().mean()), _mean_routed(loads)
+        nats, bytes_ = torch.cat(losses).double().sum(), lengths[sequences[:, 1:]].sum()
+        return float(nats / bytes_), _mean_routed(loads)
 
 
 def make_layer(run: Run, recipe: LanguageModels, index: int) -> nn.Module:
@@ -228,10 +235,11 @@ def make_layer(run: Run, recipe: LanguageModels, index: int) -> nn.Module:
         return make_mlp(recipe.dim, recipe.hidden_dim)
     options: dict[str, Any] = {**contender.options, **run.setting.options}
     if run.setting.strength is not None:
-        options["token_prior"] = TokenPrior(VOCABULARY**run.setting.id_bytes, strength=run.setting.strength, seed=index)
-    # A hash of its own for each block, as the priors have.
-    router = Hash(seed=index) if contender.router == "hash" else contender.router
-    layer = MoE(recipe.dim, recipe.num_experts, hidden_dim=recipe.hidden_dim, router=router, **options)
+        ids = num_router_ids(recipe.vocabulary, run.setting.id_length)
+        options["token_prior"] = TokenPrior(ids, strength=run.setting.strength, seed=index)
+    if contender.router == "hash":
+        options["seed"] = index  # a hash of its own for each block, as the priors have
+    layer = MoE(recipe.dim, recipe.num_experts, hidden_dim=recipe.hidden_dim, router=contender.router, **options)
     if not contender.gate:
         layer.router.weight.requires_grad_(False).zero_()
     return layer

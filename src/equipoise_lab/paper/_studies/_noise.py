@@ -9,9 +9,9 @@ is the router's logit a = w x + b. The kinds of noise, each with a scale:
     jitter     d = w x u + b, u uniform in [1 - scale, 1 + scale] (Fedus et al., 2021)
 
 In each d = a + width v, where v is symmetric about 0 with a known distribution F. Row i takes expert 1 when d_i exceeds
-a threshold t_i. For a row on its own that is 0. In a balanced assignment it is what the other rows leave, namely the
-difference of the conditional values less the row's own score (App. D.3). So the probability of expert 1 given the other
-rows is F((a - t) / width) for every kind, and importance weights are exact.
+a threshold t_i. For a row on its own that is 0. In a balanced assignment it is what the other rows leave, which the
+conditional of a row with logits of 0 tells (App. D.3). So the probability of expert 1 given the other rows is
+F((a - t) / width) for every kind, and importance weights are exact.
 
 Legend: r runs, m runs of one setting and kind, n rows (datapoints), 2 experts.
 """
@@ -25,9 +25,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise.assignment import assign, conditional_values
 from equipoise.estimators import gate, gated_loss, load_balance_loss, probability_ratio
-from equipoise.sampling import Sample
+from equipoise.sampling import Sample, sample_gumbel_matching
 from equipoise_lab.paper._recipe import Paper, quick_recipe
 from equipoise_lab.paper._task import draw_datasets, draw_parameters, errors, lines, router
 
@@ -128,7 +127,7 @@ def _loss(
         s = draw_sample(theta.detach().unflatten(0, v.shape[:-1]), by_scale, v, scale, balanced)
         importance = torch.tensor([weighted for _, weighted in SETTINGS]).repeat_interleave(v[0, ..., 0].numel())
         weight = torch.where(importance[:, None], probability_ratio(log_p, s), 1.0)
-    prediction = torch.where(s.z == 1, second, first)
+    prediction = s.at_z(torch.stack([first, second], -2).mT)
     losses = (data[1] - gate(log_p, s) * prediction).square()
     return gated_loss(log_p, s, losses, weight=weight) + balance_weight * load_balance_loss(log_p)
 
@@ -166,11 +165,11 @@ def draw_sample(
     d = torch.addcmul(a, width, v)
     z, threshold = (d > 0).long(), torch.zeros_like(d)
     if balanced:
-        scores = torch.stack([torch.zeros_like(d[:balanced]), d[:balanced]], -1)
-        found = assign(scores)
-        value = conditional_values(scores, found).to(d.dtype)
+        # With logits of 0 the log-odds of the conditional are what the other rows leave, and nothing else.
+        scores = torch.stack([torch.zeros_like(d[:balanced]), d[:balanced]], -2).mT
+        found = sample_gumbel_matching(torch.zeros_like(scores), scores)
         z[:balanced] = found.z
-        threshold[:balanced] = value[..., 0] - value[..., 1] + d[:balanced]
+        threshold[:balanced] = found.log_q[..., 0] - found.log_q[..., 1]
     u = (a - threshold) / width.abs().clamp_min(1e-12)
     log_q = torch.stack([_log_cdf(-u), _log_cdf(u)], -1).flatten(0, 2)
     z = z.flatten(0, 2)

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.estimators import STRATEGIES, WeightedSampler
-from equipoise_lab.paper._recipe import Paper, Run, quick_recipe
-from equipoise_lab.paper._results import Baseline
+from equipoise_lab.paper._recipe import Paper, quick_recipe
+from equipoise_lab.paper._results import Baseline, Run
 from equipoise_lab.paper._studies._mixture import mixture_sides
 from equipoise_lab.paper._studies._spread import Spread, measure_spread, tile
 from equipoise_lab.paper._task import draw_datasets

@@ -15,6 +15,7 @@ from equipoise_lab.compare.lm import (
     _compare,
     compare_models,
     model_tables,
+    read_tuned,
 )
 from equipoise_lab.compare.lm._summary import choose_settings, difference, judge, summarise
 from equipoise_lab.compare.lm._train import Routed
@@ -62,13 +63,27 @@ def test_goals_are_judged_by_rule() -> None:
     assert goals[4].found == "0.20 against 0.30"
 
 
+def test_settings_of_an_earlier_result(tmp_path: Path) -> None:
+    recipe, path = LanguageModels(contenders=("switch",)), tmp_path / "compare-lm.json"
+    second = CONTENDERS["switch"].settings()[1]
+    outcomes = [{"contender": "switch", "setting": second.describe()}]
+    path.write_text(json.dumps({"tuning": [{"validation": 1.5}], "outcomes": outcomes}))
+    tuned = read_tuned(path, recipe)
+    assert (tuned.chosen, tuned.tuning) == ({"switch": second}, [{"validation": 1.5}])
+    with pytest.raises(ValueError, match=r"settings must hold one of the settings of 'dense', got None: leave it out"):
+        read_tuned(path, LanguageModels(contenders=("dense",)))
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"settings must be a compare-lm.json that this command wrote"):
+        read_tuned(path, recipe)
+
+
 def test_goes_on_from_what_is_done(
     small: LanguageModels, text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_compare, "read_text", lambda: text)
+    monkeypatch.setattr(_compare, "read_text", lambda **_: text)
     steps: list[int] = []
     first = compare_models(small, tmp_path, command="x", workers=0, say=str, advance=steps.append)
-    assert sum(steps) == small.total_steps
+    assert sum(steps) == small.total_steps()
     assert {path.name for path in first.paths} == {f"compare-lm.{end}" for end in ("json", "svg", "png")}
     stored = json.loads((tmp_path / "compare-lm.json").read_text())
     assert [row["contender"] for row in stored["outcomes"]] == list(small.contenders)

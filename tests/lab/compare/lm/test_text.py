@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
-from equipoise_lab.compare.lm import Text, read_text
+from equipoise_lab.compare.lm import Text, Vocabulary, read_text
 from equipoise_lab.compare.lm._text import pieces
 
 
@@ -38,6 +40,31 @@ def test_split_without_files(tmp_path: Path) -> None:
         read_text(tmp_path)
 
 
+@pytest.mark.parametrize("size", [128, 129, 140, 4096])
+def test_vocabularies_divide_text_and_lose_nothing(sources: Path, size: int) -> None:
+    plain, divided = read_text(sources), read_text(sources, vocabulary=size)
+    vocabulary = Vocabulary.fit(bytes(plain.train.tolist()), size)
+    assert len(vocabulary) == len(divided.lengths) <= size
+    for name in ("train", "validation", "test"):
+        ids = getattr(divided, name)
+        assert b"".join(vocabulary.pieces[i] for i in ids.tolist()) == bytes(getattr(plain, name).tolist())
+    assert plain.describe()["bytes"] == divided.describe()["bytes"]
+    assert plain.sha256 == divided.sha256
+
+
+def test_pairs_are_found_as_by_hand() -> None:
+    words = (b"low", b" low", b" lower", b" lowest", b" newer", b" new")
+    vocabulary, ids = Vocabulary([]), [[*word] for word in words]
+    for number in range(6):  # count all pairs anew each time
+        counts = Counter(pair for word in ids for pair in pairwise(word))
+        best = min(counts, key=lambda pair: (-counts[pair], pair))
+        vocabulary = Vocabulary([*vocabulary.merges, best])
+        ids = [
+            vocabulary.encode(piece).tolist() for piece in (b"low", b" low", b" lower", b" lowest", b" newer", b" new")
+        ]
+        assert Vocabulary.fit(b"".join(words), 129 + number).merges == vocabulary.merges
+
+
 def test_pieces_reach_both_ends() -> None:
-    found = pieces(torch.arange(20, dtype=torch.uint8), 3, 4)
+    found = pieces(torch.arange(20, dtype=torch.int16), 3, 4)
     assert found.tolist() == [[0, 1, 2, 3, 4], [7, 8, 9, 10, 11], [15, 16, 17, 18, 19]]

@@ -27,8 +27,7 @@ def test_tuning_and_reported_seeds_differ() -> None:
     assert not seeds[0] & seeds[1]
     assert len(seeds[1]) == recipe.seeds
     assert {run.final for run in recipe.tuning_runs()} == {False}
-    runs = len(recipe.tuning_runs()) + len(recipe.final_runs(chosen))
-    assert recipe.total_steps == runs * recipe.steps
+    assert recipe.total_steps(tuned=True) == len(recipe.final_runs(chosen)) * recipe.steps
 
 
 @pytest.mark.parametrize("name", sorted(CONTENDERS))
@@ -96,10 +95,10 @@ def test_the_control_without_a_gate_routes_by_the_prior_alone(small: LanguageMod
 def test_a_capacity_in_evaluation_drops_what_is_beyond_it(small: LanguageModels, text: Text) -> None:
     learner = Learner(run_of("hash"), small)
     sequences = text.test[: 4 * 9].view(4, 9).long()
-    (free, unlimited), (limited, within) = (learner.evaluate(sequences, limit) for limit in (None, 1.25))
+    (free, unlimited), (limited, within) = (learner.evaluate(sequences, text.lengths, limit) for limit in (None, 1.25))
     assert unlimited.dropped == 0 < within.dropped
     assert free != limited
-    assert learner.evaluate(sequences)[0] == free
+    assert learner.evaluate(sequences, text.lengths)[0] == free
 
 
 def test_exactly_balanced_draws_have_no_violation(small: LanguageModels, text: Text) -> None:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the tour that trains: eight experts learn a picture that is too much for one of them."""
+
+import torch
+from jaxtyping import Float, Int
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import equipoise as eq
+from equipoise_lab._style import GREY, add_grid, new_figure, row, stack, style
+from equipoise_lab.demo._part import Part
+
+_BALANCED = "#8c2d04"
+_PANES, _HIDDEN, _ROWS, _SIDE = 8, 8, 512, 160
+_AVERAGED = 20
+
+
+class Window:
+    """A picture like stained glass: eight panes of equal area, each with a colour that changes across it."""
+
+    def __init__(self, seed: int = 5) -> None:
+        """Draws the panes; the exact assignment makes them equally large."""
+        generator = torch.Generator().manual_seed(seed)
+        self._centres = torch.rand(_PANES, 2, generator=generator) * 2 - 1
+        points = torch.rand(4096, 2, generator=generator) * 2 - 1
+        for _ in range(20):
+            a = eq.assign(-torch.cdist(points, self._centres).square())
+            self._centres = torch.stack([points[a.z == pane].mean(0) for pane in range(_PANES)])
+        self._prices = eq.assign(-torch.cdist(points, self._centres).square()).prices.float()
+        self._colours = torch.rand(_PANES, 3, generator=generator) * 1.4 - 0.7
+        self._slopes = torch.randn(_PANES, 2, 3, generator=generator) * 0.9
+
+    def __call__(self, points: Float[Tensor, "n 2"]) -> Float[Tensor, "n 3"]:
+        """Returns the colour at each point, red, green and blue, about -1 to 1."""
+        pane = (-torch.cdist(points, self._centres).square() - self._prices).argmax(-1)
+        across = torch.einsum("nd,ndc->nc", points - self._centres[pane], self._slopes[pane])
+        return self._colours[pane] + across
+
+
+def with_one(points: Float[Tensor, "n 2"]) -> Float[Tensor, "n 3"]:
+    """Returns what the networks see of a point: its place, and a 1 so that the router can move its boundaries."""
+    return torch.cat([2.0 * points, torch.ones(len(points), 1)], -1)
+
+
+def train_mixture(window: Window, steps: int) -> tuple[eq.nn.MoE, list[float], list[list[int]]]:
+    """Trains eight experts and their router together; every expert has its share of every batch."""
+    moe = eq.nn.MoE(
+        3,
+        _PANES,
+        hidden_dim=_HIDDEN,
+        router="gm-iw-mix",
+        capacity_factor=1.0,
+        eps=0.05,
+        loss="gated-reinforce",
+        marginal_entropy=0.01,
+    )
+    surrogate = eq.nn.Surrogate()
+    optimizer = torch.optim.Adam(eq.nn.parameter_groups(moe, lr=0.03, router_lr_scale=3.0))
+    errors: list[float] = []
+    loads: list[list[int]] = []
+    for _ in range(steps):
+        points = torch.rand(_ROWS, 2) * 2 - 1
+        with eq.nn.capture(moe, optimizer) as routings:
+            losses = (moe(with_one(points)) - window(points)).square().mean(-1)
+        loss = surrogate(losses, routings)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        errors.append(losses.mean().item())
+        loads.append(routings[0].stats.load.tolist())
+    return moe.eval(), errors, loads
+
+
+def train_one(window: Window, steps: int, hidden: int = _HIDDEN) -> tuple[torch.nn.Module, list[float]]:
+    """Trains a single network in the same way."""
+    layers = torch.nn.Linear(3, hidden), torch.nn.GELU(), torch.nn.Linear(hidden, 3)
+    network = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.03)
+    errors: list[float] = []
+    for _ in range(steps):
+        points = torch.rand(_ROWS, 2) * 2 - 1
+        loss = (network(with_one(points)) - window(points)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        errors.append(loss.item())
+    return network.eval(), errors
+
+
+@torch.no_grad()
+def show_training(steps: int = 800) -> Part:
+    """Compares eight balanced experts with one expert of the same size, which does the same work for a point.
+
+    Args:
+        steps: of training, for both.
+
+    Returns:
+        What was found.
+    """
+    axis = (torch.arange(_SIDE) + 0.5) / _SIDE * 2 - 1
+    grid = torch.cartesian_prod(-axis, axis).flip(-1)  # rows of pixels from above, each from the left
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        window = Window()
+        one, one_errors = train_one(window, steps)
+        moe, errors, loads = train_mixture(window, steps)
+    target = window(grid)
+    pictures = {"the picture": target, "one expert": one(with_one(grid)), "eight experts": moe(with_one(grid))}
+    wrong = {name: (drawn - target).square().mean().item() for name, drawn in pictures.items()}
+    experts = moe.router(with_one(grid)).indices.squeeze(-1)
+    figure = _draw(pictures, wrong, experts, {"one expert": one_errors, "eight experts": errors})
+    even = all(load == loads[0] for load in loads)
+    return Part(
+        title="Train a mixture of experts",
+        code='moe = eq.nn.MoE(3, 8, hidden_dim=8, router="gm-iw-mix", loss="gated-reinforce", capacity_factor=1.0)\n'
+        "with eq.nn.capture(moe, optimizer) as routings:\n    losses = (moe(x) - y).square().mean(-1)\n"
+        "surrogate(losses, routings).backward()",
+        found=(
+            f"After {steps} steps the squared error of eight experts is {wrong['eight experts']:.3f}. "
+            f"One expert of the same size does the same work for a point, and has {wrong['one expert']:.3f}.",
+            f"Every expert had {loads[0][0]} of {_ROWS} points in every step: nothing was dropped."
+            if even
+            else "The load differed between experts.",
+        ),
+        figure=figure,
+        caption="A picture of eight panes, as one expert and as eight learn it. The fourth picture shows the regions "
+        "that the router gave to the experts. Below, the error of the batches in training, where experts are drawn at "
+        f"random (mean of {_AVERAGED} steps).",
+    )
+
+
+def _draw(
+    pictures: dict[str, Float[Tensor, "n 3"]],
+    wrong: dict[str, float],
+    experts: Int[Tensor, "n"],
+    curves: dict[str, list[float]],
+) -> Figure:
+    """Draws the pictures in a row, and the errors below."""
+    with style():
+        figure = new_figure(7.0, 4.3)
+        above, below = stack(figure, 1.0, 1.05)
+        *places, last = row(above, 4)
+        for axes, (name, drawn) in zip(places, pictures.items(), strict=True):
+            axes.imshow((drawn.reshape(_SIDE, _SIDE, 3) / 2 + 0.5).clamp(0, 1).numpy())
+            axes.set_title(name if drawn is pictures["the picture"] else f"{name}: error {wrong[name]:.3f}")
+        last.imshow(experts.reshape(_SIDE, _SIDE).numpy(), cmap="cividis", interpolation="nearest")
+        last.set_title("expert of each point")
+        for axes in (*places, last):
+            axes.set(xticks=[], yticks=[])
+        (axes,) = row(below, 1)
+        for name, errors in curves.items():
+            colour = _BALANCED if name == "eight experts" else GREY
+            width = min(_AVERAGED, len(errors))
+            smooth = torch.tensor(errors).unfold(0, width, 1).mean(-1)
+            steps = range(width, len(errors) + 1)
+            axes.plot(steps, smooth.tolist(), color=colour, label=name)
+            axes.annotate(name, (len(errors), float(smooth[-1])), (5, 0), textcoords="offset points", color=colour)
+        axes.set(xlabel="step", ylabel="mean squared error", xlim=(0, 1.18 * len(curves["one expert"])), ylim=(0, None))
+        add_grid(axes, "y")
+    return figure
