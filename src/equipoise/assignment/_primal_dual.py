@@ -7,7 +7,8 @@ The order of work for one large problem, each part a compiled kernel (`_kernels`
    start if it accepts those, else Newton steps on the sample; then on four times as many rows, and so on.
 2. Settle (`_contested.py`). One pass over the matrix. A row whose K-th best offer leads the next by more than prices
    can still move is settled. The rest are contested, with the few candidates that are near.
-3. Solve. Newton steps on the contested rows (`_newton.py`), then exact shortest chains of moves (`_flow.py`).
+3. Solve (`_solve.py`). Newton steps on the contested rows (`_newton.py`), then exact shortest chains of moves
+   (`_flow.py`): of the few rows that Newton steps left, and of all contested rows if that does not end in a proof.
 4. Prove (`_books.py`). No settled row has a better offer if its lead covers the difference of the final prices; the
    least lead for each pair of experts was noted in the pass. Contested rows are read once more. If a row has a better
    offer, step 2 is repeated at the prices found, with a larger radius.
@@ -180,18 +181,18 @@ class _Problem:
 
     def _solve(self, warm: bool) -> tuple[float, float]:
         radius, status = self._start(warm)
-        over_all = False
+        over_all = status == _newton.FAILED
+        if over_all:
+            radius = self._descend_over_all()
         for _ in range(MOST_PASSES):
-            if status in (_newton.FAILED, _solve.STUCK) and not over_all:
-                radius, over_all = self._descend_over_all(), True
             contested, settled = self._collect(radius)
             mu = _start.FIRST_MU * radius.mean() if status == _newton.REACHED and not over_all else 0.0
             ended, value, gap = self._solve_contested(contested, settled, mu, radius)
             if ended == _solve.PROVED:
                 return value, gap
-            if ended in (_newton.FAILED, _solve.STUCK):
-                status = ended
-            if not 0 < radius.max() < np.inf:
+            if ended in (_newton.FAILED, _solve.STUCK) and not over_all:
+                radius, over_all = self._descend_over_all(), True
+            elif not 0 < radius.max() < np.inf:
                 break
         return self._solve_listed()
 
