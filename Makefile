@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 help:
 	@echo "make reproduce  train all runs of the paper, draw its figures, judge its claims; results in out/reproduce"
 	@echo "make test       set up .venv, then style, types, layering and tests"
-	@echo "make test-slow  the tests that compile every router, and kernels from nothing: before a release"
+	@echo "make test-slow  compile every router, and kernels from nothing; every router on up to 8 ranks: before a release"
 	@echo "make bench      time the exact balanced assignment against its peers; results in out/bench-assign"
 	@echo "make docs       build the documentation, out/site/index.html; make docs-serve shows it while you write"
 	@echo "make tutorials  run the examples that are tutorials, and store their pages with what they print and draw"
