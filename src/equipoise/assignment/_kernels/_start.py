@@ -14,7 +14,7 @@ from equipoise.assignment._kernels._newton import REACHED, TIED, descend, mispla
 from equipoise.assignment._kernels._smoothing import REACH, open_with_sinkhorn
 
 # Rows of the first sample, for each expert and at least; each next sample has four times as many. With 256 at least,
-# 4,096 x 16 is 10% faster, but 3 of 120 problems of 8,192 x 16 needed Newton's method over all rows: 25 times as long.
+# 4,096 x 16 is 10% faster, but one of 30 matrices of 8,192 x 16 needed Newton's method over all rows: 25 times as long.
 SAMPLE_ROWS, LEAST_SAMPLE, FINER = 16, 1024, 4
 # How far a price may still move: this part of the largest of k normal errors, sqrt(2 log k) standard deviations of what
 # the rows that were asked leave unknown of a price.
