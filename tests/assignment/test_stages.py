@@ -158,10 +158,13 @@ def test_newton_steps_leave_few_rows_to_chains(slack: float, top_k: int) -> None
     p = problem(scores, top_k, slack)
     radius, status = p._start(warm=False)
     assert status == _newton.REACHED
-    contested, settled = p._collect(radius)
-    ended, _, _, _, few = _solve.solve_contested(
-        p.scores, *contested, *settled, p.capacity, p.slots, p.free, radius.mean() / 3, p.prices, radius, p.z
-    )
+    for _ in range(2):  # a second pass where settled rows turn out to have better offers
+        contested, settled = p._collect(radius)
+        ended, _, _, _, few = _solve.solve_contested(
+            p.scores, *contested, *settled, p.capacity, p.slots, p.free, radius.mean() / 3, p.prices, radius, p.z
+        )
+        if ended == _solve.PROVED:
+            break
     assert ended == _solve.PROVED
     assert few < len(contested.rows) / 4
     counts = np.bincount(p.z.ravel(), minlength=16)
