@@ -98,13 +98,8 @@ def solve_contested(
     status, value, regret = REACHED, 0.0, 0.0
     inside, before = np.empty(k, np.bool_), prices.copy()
     if mu > 0:
-        own_rows, own_need, own_first, own_cols, own_vals = (
-            rows.copy(),
-            need.copy(),
-            first.copy(),
-            cols.copy(),
-            vals.copy(),
-        )
+        own_rows, own_need, own_first = rows.copy(), need.copy(), first.copy()
+        own_cols, own_vals = cols.copy(), vals.copy()
         target, fixed, deviation = slots.astype(np.float64), settled.astype(np.float64), np.empty(k)
         status, _, few = descend(
             own_rows,
