@@ -22,7 +22,7 @@ class Window:
         """Draws the panes; the exact assignment makes them equally large."""
         generator = torch.Generator().manual_seed(seed)
         self._centres = torch.rand(_PANES, 2, generator=generator) * 2 - 1
-        points = torch.rand(4096, 2, generator=generator) * 2 - 1
+        points = torch.rand(1024, 2, generator=generator) * 2 - 1
         for _ in range(20):
             a = eq.assign(-torch.cdist(points, self._centres).square())
             self._centres = torch.stack([points[a.z == pane].mean(0) for pane in range(_PANES)])
