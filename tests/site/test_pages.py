@@ -4,27 +4,17 @@
 import importlib
 import pkgutil
 import re
-import sys
 import textwrap
 from pathlib import Path
 from types import ModuleType
 
+import docstrings
 import pytest
 import torch
+import tutorials
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-
-
-@pytest.fixture(scope="module")
-def build() -> ModuleType:
-    """What renders tutorials, and what knows where each name is documented."""
-    sys.path.insert(0, str(DOCS / "_tools"))
-    try:
-        import tutorials
-    finally:
-        sys.path.pop(0)
-    return tutorials
 
 
 def blocks(page: Path) -> list[str]:
@@ -53,21 +43,7 @@ def test_reasons_stand_beside_code_that_does_not_run() -> None:
     assert [note for note in notes if not re.match(r": \w+ \w+", note)] == []
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        "equipoise",
-        "equipoise.assignment",
-        "equipoise.balancing",
-        "equipoise.sampling",
-        "equipoise.estimators",
-        "equipoise.nn",
-        "equipoise.audit",
-        "equipoise.reference",
-        "equipoise.distributed",
-        "equipoise.integrations.transformers",
-    ],
-)
+@pytest.mark.parametrize("package", docstrings.PACKAGES)
 def test_every_public_name_has_its_place(package: str) -> None:
     module = importlib.import_module(package)
     entries = {
@@ -78,12 +54,12 @@ def test_every_public_name_has_its_place(package: str) -> None:
     assert [name for name in sorted(names) if id(getattr(module, name)) not in shown] == []
 
 
-def test_tutorials_show_their_scripts(build: ModuleType) -> None:
+def test_tutorials_show_their_scripts() -> None:
     stale = []
-    for name in build.tutorials():
+    for name in tutorials.tutorials():
         page = DOCS / "tutorials" / f"{name}.md"
         text = page.read_text(encoding="utf-8") if page.exists() else ""
         script = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
-        expected = [part if prose else build.shown(part) for prose, part in build.parts(script)]
+        expected = [part if prose else tutorials.shown(part) for prose, part in tutorials.parts(script)]
         stale += [name] if any(part not in text for part in expected) else []
     assert stale == [], "run `make tutorials`"
