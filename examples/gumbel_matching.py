@@ -39,7 +39,7 @@ for expert, (colour, marker) in enumerate([("#0b4f94", "o"), ("#cc6a1b", "^")]):
     chosen = sample.z == expert
     axes.plot(x[chosen], y[chosen], marker, color=colour, markersize=4.5, label=f"expert {expert}")
 axes.axvline(0.5, color="#6b6b6b", linewidth=0.8, linestyle="--")
-axes.set(xlabel="x", ylabel="y", title="one balanced draw: 50 points each, wherever the router wants them")
+axes.set(xlabel="x", ylabel="y", title="one balanced draw: 50 points each, whatever the router prefers")
 axes.legend()
 
 # %% [markdown]
@@ -70,7 +70,7 @@ right.set(xlabel="x", ylabel="weight p/q", title="the weights of one draw")
 print(f"largest weight {weight.max():.1f}, smallest {weight.min():.1e}, mean {weight.mean():.2f}")
 
 # %% [markdown]
-# Points that were pushed away from the expert that the router wants count for almost nothing. Points near the
+# Points that were moved away from the expert that the router prefers count for almost nothing. Points near the
 # boundary between 0 and 0.5 that did get expert 0 count more, for themselves and for those that did not.
 #
 # ## Is it unbiased?
