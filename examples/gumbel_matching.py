@@ -18,8 +18,8 @@ y = clean + 0.1 * torch.randn(100, dtype=torch.float64)
 print(f"{(x >= 0.5).sum()} of 100 points are on the right-hand piece")
 
 # %% [markdown]
-# A router that has nearly solved the task sends points left of 0.5 to expert 0 and the others to expert 1. Expert 0
-# then wants three quarters of the points. With a capacity of 50 it gets only 50 of them.
+# A router that has nearly solved the task sends points left of 0.5 to expert 0 and the others to expert 1. Four
+# fifths of the points then belong to expert 0, whose capacity of 50 holds only 50 of them.
 #
 # ## A balanced draw
 #
@@ -63,7 +63,7 @@ order = x.argsort()
 left.plot(x[order], p[order], color="#222222", label="p, the router")
 left.plot(x[order], q[order], color="#8c2d04", linestyle="--", label="q, balanced, given the others")
 left.set(xlabel="x", ylabel="probability of expert 0", title="balance pulls the boundary to the left")
-left.legend()
+left.legend(loc="lower left")
 right.semilogy(x, weight, "^", color="#8c2d04", markersize=4)
 right.axhline(1.0, color="#6b6b6b", linewidth=0.8)
 right.set(xlabel="x", ylabel="weight p/q", title="the weights of one draw")
