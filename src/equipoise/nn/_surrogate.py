@@ -108,9 +108,9 @@ class Surrogate(nn.Module):
           \text{E} \big[ \textstyle\sum_{m \in C_i} f_m \mid z_i^l = j \text{, kept} \big] \Big]:
 
       the effect of this one decision on the losses credited to it, if it is drawn from the router and carried out,
-      while all other decisions are made as they are in training. For one layer, in a model without attention, that is the gradient
-      of the paper's objective (next line) for the router, and that of the model as run for the experts. With `sample`
-      at temperature 1 all w are 1, and the three values of `weights` agree.
+      while all other decisions are made as they are in training. For one layer, in a model without attention, that is
+      the gradient of the paper's objective (next line) for the router, and that of the model as run for the experts.
+      With `sample` at temperature 1 all w are 1, and the three values of `weights` agree.
     - **"all"**, one layer; f_i depends on no other token's expert. J = E[(1/n) sum_i f_i] with every z_i drawn from the
       router and no token dropped, for all parameters. With the same routers at any temperature, with any number of
       experts a token; biased with `skip`, `gm` and `gm-sh`, which are so by themselves.
