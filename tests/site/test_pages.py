@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import docstrings
+import hooks
 import pytest
 import torch
 import tutorials
@@ -63,3 +64,16 @@ def test_tutorials_show_their_scripts() -> None:
         expected = [part if prose else tutorials.shown(part) for prose, part in tutorials.parts(script)]
         stale += [name] if any(part not in text for part in expected) else []
     assert stale == [], "run `make tutorials`"
+
+
+def test_figures_have_captions_and_pictures_in_a_line_have_none() -> None:
+    figure = '<p><img alt="Rows of each expert" src="x.png" /></p>'
+    assert hooks.on_page_content(figure) == f"<figure>{figure}<figcaption>Rows of each expert.</figcaption></figure>"
+    inline = '<p>A badge <img alt="passing" src="x.png" /></p>'
+    assert hooks.on_page_content(inline) == inline
+
+
+def test_every_figure_says_what_it_shows() -> None:
+    pages = [*DOCS.rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    captions = {page.name: re.findall(r"!\[([^\]]*)\]", page.read_text(encoding="utf-8")) for page in pages}
+    assert {name: found for name, found in captions.items() if any(len(text.split()) < 4 for text in found)} == {}
