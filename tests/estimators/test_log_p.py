@@ -18,7 +18,7 @@ from equipoise import (
     reinforce,
     sample_independent,
 )
-from equipoise.estimators._log_p_checks import _checked_log_p, checked_log_p
+from equipoise.estimators._log_p_checks import checked_log_p
 
 N, K = 40, 3
 
@@ -122,7 +122,9 @@ def _empty() -> tuple[Any, Tensor]:
 
 def test_check_is_a_well_formed_operator() -> None:
     log_p = torch.zeros(4, 2).log_softmax(-1)
-    found = torch.library.opcheck(_checked_log_p, (log_p, torch.ones(4, dtype=torch.bool), torch.ones(4)))
+    found = torch.library.opcheck(
+        torch.ops.equipoise.checked_log_p, (torch.ones(4), log_p, torch.ones(4, dtype=torch.bool))
+    )
     assert set(found.values()) == {"SUCCESS"}
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from equipoise._core import checked_choice, checked_slots, checked_temperature
 from equipoise.sampling import Sample, sample_gumbel_matching, sample_independent, sample_skip
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -119,8 +118,8 @@ def test_marginals_have_names() -> None:
 
 def test_value_checks_are_well_formed_operators() -> None:
     for operator, arguments in (
-        (checked_temperature, (torch.tensor([1.0, 0.0]), False)),
-        (checked_choice, (torch.tensor([1, 0]), torch.tensor([1.0, 0.0]))),
-        (checked_slots, (torch.tensor([1, 2]),)),
+        (torch.ops.equipoise.checked_temperature, (torch.tensor([1.0, 0.0]), False)),
+        (torch.ops.equipoise.checked_choice, (torch.tensor([1, 0]), torch.tensor([1.0, 0.0]))),
+        (torch.ops.equipoise.checked_slots, (torch.tensor([1, 2]),)),
     ):
         assert set(torch.library.opcheck(operator, arguments).values()) == {"SUCCESS"}
