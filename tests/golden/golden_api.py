@@ -135,6 +135,8 @@ def moving_average(losses: Sequence[Tensor], s: Any, decay: float) -> list[Tenso
 def moe(dim: int, num_experts: int, **options: Any) -> nn.Module:
     if "draws" in options:  # as it was called when the numbers were stored
         options["solves"] = options.pop("draws")
+    if options["router"] in eq.STRATEGIES:
+        options.setdefault("loss", "reinforce")  # the default when the numbers were stored
     return eq.nn.MoE(dim, num_experts, **options)
 
 

@@ -86,7 +86,7 @@ class RoutingOptions(TypedDict, total=False):
 # What a router may have no use for, which is then an error.
 _OF_RULES: dict[str, Any] = {
     "top_k": 1,
-    "loss": "reinforce",
+    "loss": "gated-reinforce",
     "sinkhorn_first": False,
     "importance": True,
     "temperature": 1.0,
