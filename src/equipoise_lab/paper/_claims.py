@@ -3,30 +3,26 @@
 
 import json
 import math
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise_lab._ledger import write_whole
-from equipoise_lab.paper import _claims_gating, _claims_reinforce, _claims_studies
+from equipoise_lab.paper._claims_runs import judge_rates, judge_statements
+from equipoise_lab.paper._claims_studies import STUDY_JUDGES
 from equipoise_lab.paper._results import BASELINES, Baseline, Result
-from equipoise_lab.paper._rules import Outcomes, Part, Rule, Study, Verdict, all_hold, with_baseline
+from equipoise_lab.paper._rules import Outcomes, Part, Study, Verdict, all_hold
 from equipoise_lab.paper._solved import SolvedTable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-RULES = sorted(
-    (
-        value
-        for module in (_claims_gating, _claims_reinforce, _claims_studies)
-        for value in vars(module).values()
-        if isinstance(value, Rule)
-    ),
-    key=lambda rule: rule.number,
-)
-"""How each of the paper's claims is judged."""
+RULES: list[dict[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "templates" / "claims.toml").read_text(encoding="utf-8")
+)["claim"]
+"""The paper's claims, and how each is judged."""
 
 VERDICT_RULE = (
     "a claim holds if every main statement holds; it does not hold if a main statement does not; it is undecided if "
@@ -37,29 +33,17 @@ VERDICT_RULE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A claim of the paper with what was found.
+    """A claim of the paper with what was found."""
 
-    Attributes:
-        number: 1 to 16.
-        title: the paper's sentence, in our words.
-        rule: how it is judged, with all limits.
-        measured: what was found, in words and figures.
-        verdict: see `VERDICT_RULE`; with the paper's moving average, where REINFORCE is trained.
-        verdict_without: the same for REINFORCE without a baseline; None where that was not asked.
-        seeds: where a verdict is undecided, about how many seeds would decide it.
-        figures: what was measured, by name.
-        parts: the statements that the rule consists of, each with its verdict.
-    """
-
-    number: int
-    title: str
-    rule: str
-    measured: str
-    verdict: Verdict
-    verdict_without: Verdict | None = None
-    seeds: int | None = None
-    figures: dict[str, float]
-    parts: tuple[Part, ...] = ()
+    number: int  # 1 to 16
+    title: str  # the paper's sentence, in our words
+    rule: str  # how it is judged, with all limits
+    measured: str  # what was found, in words and figures
+    verdict: Verdict  # see `VERDICT_RULE`; with the paper's moving average, where REINFORCE is trained
+    verdict_without: Verdict | None = None  # for REINFORCE without a baseline; None where that was not asked
+    seeds: int | None = None  # where a verdict is undecided, about how many seeds would decide it
+    figures: dict[str, float]  # what was measured, by name
+    parts: tuple[Part, ...] = ()  # the statements that the rule consists of, each with its verdict
 
 
 def judge(results: Iterable[Result], studies: Mapping[str, Study]) -> list[Claim]:
@@ -78,16 +62,20 @@ def judge(results: Iterable[Result], studies: Mapping[str, Study]) -> list[Claim
     """
     runs = list(results)
     by_baseline: dict[Baseline, Outcomes] = {baseline: Outcomes(runs, baseline) for baseline in BASELINES}
-    claims: list[Claim] = []
-    for rule in RULES:
-        if rule.study is not None:
-            parts = rule.judge(studies.get(rule.study, {}))
-        elif rule.both:
-            parts = [with_baseline(part, b) for b, outcomes in by_baseline.items() for part in rule.judge(outcomes)]
-        else:
-            parts = rule.judge(by_baseline["ema"])
-        claims.append(make_claim(rule.number, rule.title, parts))
-    return claims
+    return [make_claim(rule["number"], rule["title"], _judge(rule, by_baseline, studies)) for rule in RULES]
+
+
+def _judge(
+    rule: Mapping[str, Any], by_baseline: Mapping[Baseline, Outcomes], studies: Mapping[str, Study]
+) -> list[Part]:
+    if study := rule.get("study"):
+        return STUDY_JUDGES[study](studies.get(study, {}))
+    if rule.get("judge") == "rates":
+        return judge_rates(by_baseline["ema"])
+    if rule.get("both"):
+        judged = {b: judge_statements(outcomes, rule["statements"]) for b, outcomes in by_baseline.items()}
+        return [replace(part, baseline=b) for b, parts in judged.items() for part in parts]
+    return judge_statements(by_baseline["ema"], rule["statements"])
 
 
 def decide(parts: Sequence[Part]) -> Verdict:
@@ -131,25 +119,6 @@ def make_claim(number: int, title: str, parts: Sequence[Part]) -> Claim:
     )
 
 
-# Each claim in few words, for the paragraph that sums them up.
-_SHORT = {
-    1: "Sample and Sample Skip IW solve the task from temperature 1 on",
-    2: "within capacity, only Sample Skip IW matches Sample",
-    3: "Gumbel-Matching is worse, and good at high temperature if its weights correct for the balancing",
-    4: "Gumbel-Matching falls short because of large weights",
-    5: "with Sinkhorn first, REINFORCE needs a high temperature",
-    6: "gating needs a balance loss, balanced sampling, weights and a low temperature",
-    7: "gating works better with Sinkhorn first",
-    8: "gating fails without importance weights",
-    9: "without importance weights, REINFORCE needs a low temperature",
-    10: "REINFORCE works with and without a balance loss",
-    11: "Sinkhorn approximates the marginals of Gumbel-Matching",
-    12: "maximum-entropy distributions are powers of p",
-    13: "cycle cancelling is much faster than the Hungarian algorithm",
-    14: "0.1 is the best learning rate",
-    15: "training the ELBO keeps choices deterministic",
-    16: "Gumbel noise does as well as Gaussian noise or input jitter",
-}
 _COUNTS = (
     *("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"),
     *("Nine", "Ten", "Eleven", "Twelve", "Thirteen", "Fourteen", "Fifteen", "Sixteen"),
@@ -177,10 +146,10 @@ def summarise(claims: Sequence[Claim], *, named: bool = True) -> str:
         >>> summarise(judge([], {}))
         'No claim was judged.'
     """
-    groups: dict[str, list[str]] = {}
+    groups, short = dict[str, list[str]](), {rule["number"]: rule["short"] for rule in RULES}
     for claim in claims:
         differs = claim.verdict_without not in (None, claim.verdict)
-        words = f"{_SHORT[claim.number]} ({claim.number})"
+        words = f"{short[claim.number]} ({claim.number})"
         groups.setdefault("differs" if differs else claim.verdict, []).append(words)
     kinds = {
         one if len(found) == 1 else several.format(_COUNTS[len(found)]): found
