@@ -100,23 +100,14 @@ def check_run(bench: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Benchmark:
-    """A kind of benchmark. Its functions take the options of a run, which are a value of its own class.
+    """A kind of benchmark. Its functions take the options of a run, which are a value of its own class."""
 
-    Attributes:
-        name: of the command behind "equipoise bench", and of the files.
-        recipes: options by the name of the grid.
-        steps: plans the measurements, in order.
-        tables: the results for a terminal.
-        summary: ratios and verdicts for the results file.
-        draw: the figure; None where measurements are missing.
-    """
-
-    name: str
-    recipes: dict[str, Any]
-    steps: Callable[[Any], Sequence[Step]]
-    tables: Callable[[Any, Records], list[Table]]
-    summary: Callable[[Any, Records], dict[str, Any]]
-    draw: Callable[[Any, Records], Figure | None]
+    name: str  # of the command behind "equipoise bench", and of the files
+    recipes: dict[str, Any]  # options by the name of the grid
+    steps: Callable[[Any], Sequence[Step]]  # plans the measurements, in order
+    tables: Callable[[Any, Records], list[Table]]  # the results for a terminal
+    summary: Callable[[Any, Records], dict[str, Any]]  # ratios and verdicts for the results file
+    draw: Callable[[Any, Records], Figure | None]  # the figure; None where measurements are missing
 
     def recipe(self, grid: str, **changes: Any) -> Any:
         """Builds the options of a run from a named grid and the fields that differ; None leaves what the grid says."""

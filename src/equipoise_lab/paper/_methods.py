@@ -12,21 +12,14 @@ SLACK = 1.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """A way to estimate the gradient.
+    """A way to estimate the gradient."""
 
-    Attributes:
-        name: in the column `method` of `results.csv`.
-        label: in figures.
-        strategy: samples and weighs.
-        capacity_factor: rows that an expert may take, in units of n/k.
-        critic: whether a `RegressionCritic` on (x, y, x^2, xy, y^2) takes the place of the moving average: enough to
-            represent the squared error of a linear expert.
-    """
-
-    name: str
-    label: str
-    strategy: WeightedSampler
-    capacity_factor: float = 1.0
+    name: str  # in the column `method` of `results.csv`
+    label: str  # in figures
+    strategy: WeightedSampler  # samples and weighs
+    capacity_factor: float = 1.0  # rows that an expert may take, in units of n/k
+    # Whether a `RegressionCritic` on (x, y, x^2, xy, y^2) takes the place of the moving average: enough to represent
+    # the squared error of a linear expert.
     critic: bool = False
 
     def capacity(self, num_points: int) -> int | None:

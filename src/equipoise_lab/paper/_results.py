@@ -45,27 +45,16 @@ SAME: dict[tuple[str, str], tuple[Variant, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        loss: how the router learns: "reinforce" or "gating".
-        variant: "plain", "sinkhorn" (Sinkhorn before sampling) or "no-iw" (no importance weights).
-        method: a strategy's name.
-        temperature: of the proposal.
-        seed: of the initial parameters and the noise; and of the data, unless all seeds share them.
-        balance_weight: of the load-balance loss.
-        learning_rate: of Adam.
-        baseline: what REINFORCE subtracts: "ema", the moving average of past losses, or "none".
-    """
-
-    loss: Loss
-    variant: Variant
-    method: str
-    temperature: float
-    seed: int
-    balance_weight: float
-    learning_rate: float
-    baseline: Baseline
+    loss: Loss  # how the router learns: "reinforce" or "gating"
+    variant: Variant  # "plain", "sinkhorn" (Sinkhorn before sampling) or "no-iw" (no importance weights)
+    method: str  # a strategy's name
+    temperature: float  # of the proposal
+    seed: int  # of the initial parameters and the noise; and of the data, unless all seeds share them
+    balance_weight: float  # of the load-balance loss
+    learning_rate: float  # of Adam
+    baseline: Baseline  # what REINFORCE subtracts: "ema", the moving average of past losses, or "none"
 
     @property
     def trained_as(self) -> "Run":
@@ -83,17 +72,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result(Run):
-    """A run and its outcome; the fields are the columns of `results.csv`, in this order.
+    """A run and its outcome; the fields are the columns of `results.csv`, in this order."""
 
-    Attributes:
-        mse: mean squared error at the end; nan or inf where the run diverged.
-        mse_expected: the same in expectation over the router.
-        solved: whether the run solved the task.
-    """
-
-    mse: float
-    mse_expected: float
-    solved: bool
+    mse: float  # mean squared error at the end; nan or inf where the run diverged
+    mse_expected: float  # the same in expectation over the router
+    solved: bool  # whether the run solved the task
 
     @property
     def run(self) -> Run:

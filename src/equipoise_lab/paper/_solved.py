@@ -26,20 +26,13 @@ _VARIANT_NAMES = {"plain": "", "sinkhorn": ", Sinkhorn first", "no-iw": ", no im
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SolvedTable:
-    """Solved seeds by strategy and by one number that varies.
+    """Solved seeds by strategy and by one number that varies."""
 
-    Attributes:
-        title: of what.
-        varies: the name of that number.
-        columns: its values.
-        labels: of the rows.
-        rows: solved and all runs for each column; None where there is none.
-    """
-
-    title: str
-    varies: str
-    columns: tuple[float, ...]
-    labels: tuple[str, ...]
+    title: str  # of what
+    varies: str  # the name of that number
+    columns: tuple[float, ...]  # its values
+    labels: tuple[str, ...]  # of the rows
+    # Solved and all runs for each column; None where there is none.
     rows: tuple[tuple[tuple[int, int] | None, ...], ...]
 
 

@@ -30,32 +30,20 @@ from equipoise_lab.compare.lm._train import Trained, read_trained, train
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedModels:
-    """What the command found.
+    """What the command found."""
 
-    Attributes:
-        outcomes: of each contender.
-        differences: of pairs of contenders.
-        goals: judged by rule.
-        paths: the files that were written.
-    """
-
-    outcomes: list[Outcome]
-    differences: list[Difference]
-    goals: list[Goal]
-    paths: list[Path]
+    outcomes: list[Outcome]  # of each contender
+    differences: list[Difference]  # of pairs of contenders
+    goals: list[Goal]  # judged by rule
+    paths: list[Path]  # the files that were written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuned:
-    """The settings to train at.
+    """The settings to train at."""
 
-    Attributes:
-        chosen: one for each contender.
-        tuning: the runs that they were chosen by, and their validation losses, as JSON knows them.
-    """
-
-    chosen: Mapping[str, Setting]
-    tuning: list[dict[str, Any]]
+    chosen: Mapping[str, Setting]  # one for each contender
+    tuning: list[dict[str, Any]]  # the runs that they were chosen by, and their validation losses, as JSON knows them
 
 
 def compare_models(

@@ -16,19 +16,13 @@ _FIELDS = ("learning_rate", "strength", "id_length")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What is tuned on the validation split.
+    """What is tuned on the validation split."""
 
-    Attributes:
-        learning_rate: the largest one of AdamW, for router and experts.
-        options: of `equipoise.nn.MoE`, beside the contender's.
-        strength: of the token prior, for contenders that have one.
-        id_length: what hashes and priors see as the token's id: 1, the token; 2, the token and the one before.
-    """
-
-    learning_rate: float
+    learning_rate: float  # the largest one of AdamW, for router and experts
+    # Of `equipoise.nn.MoE`, beside the contender's.
     options: Mapping[str, float] = field(default_factory=dict[str, float])
-    strength: float | None = None
-    id_length: int = 1
+    strength: float | None = None  # of the token prior, for contenders that have one
+    id_length: int = 1  # what hashes and priors see as the token's id: 1, the token; 2, the token and the one before
 
     def describe(self) -> dict[str, float]:
         """Lists what is set, as JSON knows it."""
@@ -39,31 +33,19 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        name: in files.
-        label: in the table and the figure.
-        router: of the layers; None: a feed-forward block of an expert's size in place of experts.
-        options: of `equipoise.nn.MoE`.
-        strength: of the token prior; None: no prior.
-        gate: whether the router has a learnt gate beside the prior.
-        weights: of `equipoise.nn.Surrogate`.
-        third: the third setting, as changes of the first one: fields of `Setting`, and options of `equipoise.nn.MoE`.
-        kind: "peer", "control" or "ours".
-        doc: one line.
-    """
-
-    name: str
-    label: str
-    router: str | None
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    strength: float | None = None
-    gate: bool = True
-    weights: str = "router"
+    name: str  # in files
+    label: str  # in the table and the figure
+    router: str | None  # of the layers; None: a feed-forward block of an expert's size in place of experts
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of `equipoise.nn.MoE`
+    strength: float | None = None  # of the token prior; None: no prior
+    gate: bool = True  # whether the router has a learnt gate beside the prior
+    weights: str = "router"  # of `equipoise.nn.Surrogate`
+    # The third setting, as changes of the first one: fields of `Setting`, and options of `equipoise.nn.MoE`.
     third: Mapping[str, float | int]
-    kind: str = "peer"
-    doc: str
+    kind: str = "peer"  # "peer", "control" or "ours"
+    doc: str  # one line
 
     def settings(self) -> list[Setting]:
         """Lists the settings that are tried, as many for every contender."""

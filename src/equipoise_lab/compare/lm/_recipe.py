@@ -15,20 +15,14 @@ TUNING_SEED = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        contender: its name.
-        setting: what is tuned.
-        seed: of the parameters, the batches and the noise. Runs of a seed share the batches and all parameters
-            outside the experts, whatever the contender.
-        final: whether the test split is read at the end.
-    """
-
-    contender: str
-    setting: Setting
+    contender: str  # its name
+    setting: Setting  # what is tuned
+    # Of the parameters, the batches and the noise. Runs of a seed share the batches and all parameters outside the
+    # experts, whatever the contender.
     seed: int
-    final: bool
+    final: bool  # whether the test split is read at the end
 
     @property
     def name(self) -> str:
@@ -43,43 +37,24 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LanguageModels:
-    """A small transformer with two layers of experts, under every contender.
+    """A small transformer with two layers of experts, under every contender."""
 
-    Attributes:
-        contenders: whom to compare.
-        seeds: that are reported.
-        first_seed: the seeds are this one and those after it.
-        tuning_seeds: runs of each setting to choose from, on seeds that are not reported.
-        steps: of AdamW, in runs that are reported.
-        tuning_steps: of runs to choose from; at most `steps`.
-        batch_size: sequences of a step.
-        context: bytes of a sequence.
-        dim: features of a token.
-        heads: of the attention.
-        blocks: each of attention and experts.
-        vocabulary: ids of the text: 128, the bytes; or more, with pairs that the training text repeats.
-        num_experts: of each block.
-        hidden_dim: of an expert, and of the dense block.
-        validation_pieces: sequences of the validation split that are evaluated.
-        test_pieces: of the test split.
-    """
-
-    contenders: tuple[str, ...] = tuple(CONTENDERS)
-    seeds: int = 5
-    first_seed: int = 0
-    tuning_seeds: int = 1
-    steps: int = 2500
-    tuning_steps: int = 1200
-    batch_size: int = 8
-    context: int = 64
-    dim: int = 64
-    heads: int = 4
-    blocks: int = 2
-    vocabulary: int = BYTES
-    num_experts: int = 8
-    hidden_dim: int = 128
-    validation_pieces: int = 256
-    test_pieces: int = 1024
+    contenders: tuple[str, ...] = tuple(CONTENDERS)  # whom to compare
+    seeds: int = 5  # that are reported
+    first_seed: int = 0  # the seeds are this one and those after it
+    tuning_seeds: int = 1  # runs of each setting to choose from, on seeds that are not reported
+    steps: int = 2500  # of AdamW, in runs that are reported
+    tuning_steps: int = 1200  # of runs to choose from; at most `steps`
+    batch_size: int = 8  # sequences of a step
+    context: int = 64  # bytes of a sequence
+    dim: int = 64  # features of a token
+    heads: int = 4  # of the attention
+    blocks: int = 2  # each of attention and experts
+    vocabulary: int = BYTES  # ids of the text: 128, the bytes; or more, with pairs that the training text repeats
+    num_experts: int = 8  # of each block
+    hidden_dim: int = 128  # of an expert, and of the dense block
+    validation_pieces: int = 256  # sequences of the validation split that are evaluated
+    test_pieces: int = 1024  # of the test split
 
     def __post_init__(self) -> None:
         """Refuses what cannot be run, before anything is."""

@@ -24,22 +24,14 @@ class Text:
     """Token ids of three splits, with no file in two of them.
 
     Files hold ASCII alone, so that a loss in nats a byte needs no rule for rare bytes.
-
-    Attributes:
-        train: one file after the other.
-        validation: what settings are chosen on.
-        test: read once, by the runs at the chosen settings.
-        files: of each split.
-        sha256: of all three; another Python has other sources.
-        lengths: bytes of each id.
     """
 
-    train: Int[Tensor, "ids"]
-    validation: Int[Tensor, "ids_"]
-    test: Int[Tensor, "ids__"]
-    files: tuple[int, int, int]
-    sha256: str
-    lengths: Int[Tensor, "V"]
+    train: Int[Tensor, "ids"]  # one file after the other
+    validation: Int[Tensor, "ids_"]  # what settings are chosen on
+    test: Int[Tensor, "ids__"]  # read once, by the runs at the chosen settings
+    files: tuple[int, int, int]  # of each split
+    sha256: str  # of all three; another Python has other sources
+    lengths: Int[Tensor, "V"]  # bytes of each id
 
     def describe(self) -> dict[str, Any]:
         """Lists the sizes, as JSON knows them."""

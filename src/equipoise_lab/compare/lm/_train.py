@@ -34,38 +34,24 @@ _EVERY, _EVALUATED = 25, 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routed:
-    """How tokens were routed, averaged over layers and batches; zeros without routing.
+    """How tokens were routed, averaged over layers and batches; zeros without routing."""
 
-    Attributes:
-        violation: the largest load over the mean load, minus 1.
-        dropped: the fraction of tokens that no expert processed.
-    """
-
-    violation: float
-    dropped: float
+    violation: float  # the largest load over the mean load, minus 1
+    dropped: float  # the fraction of tokens that no expert processed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """What a run found.
+    """What a run found."""
 
-    Attributes:
-        run: which one.
-        curve: pairs of step and validation loss, in nats a byte; the last is the end.
-        test: the test loss at the end; None for runs that only choose a setting.
-        limited_test: the same where an expert takes at most `LIMIT` times its share of a batch; the rest is dropped.
-        training: the routing of training batches, within the capacity.
-        evaluation: that of validation batches at the end.
-        step_time: processor time of a training step, in seconds.
-    """
-
-    run: Run
-    curve: tuple[tuple[int, float], ...]
-    test: float | None
+    run: Run  # which one
+    curve: tuple[tuple[int, float], ...]  # pairs of step and validation loss, in nats a byte; the last is the end
+    test: float | None  # the test loss at the end; None for runs that only choose a setting
+    # The same where an expert takes at most `LIMIT` times its share of a batch; the rest is dropped.
     limited_test: float | None
-    training: Routed
-    evaluation: Routed
-    step_time: float
+    training: Routed  # the routing of training batches, within the capacity
+    evaluation: Routed  # that of validation batches at the end
+    step_time: float  # processor time of a training step, in seconds
 
     @property
     def validation(self) -> float:

@@ -16,23 +16,15 @@ from equipoise_lab.paper._task import lines, router
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What a mixture says about its data, averaged over datapoints; with gradient if the parameters have it.
+    """What a mixture says about its data, averaged over datapoints; with gradient if the parameters have it."""
 
-    Attributes:
-        argmax: log-likelihood of the most probable expert, log p(y | x, z*): the left side of eq. (1).
-        elbo: E_z[log p(y | x, z)], what is trained.
-        marginal: log E_z[p(y | x, z)], the right side.
-        entropy: of the router's choice, in nats.
-        mse_argmax: mean squared error of the most probable expert.
-        mse_expected: the same in expectation over the router.
-    """
-
+    # Log-likelihood of the most probable expert, log p(y | x, z*): the left side of eq. (1).
     argmax: Float[Tensor, "*r"]
-    elbo: Float[Tensor, "*r"]
-    marginal: Float[Tensor, "*r"]
-    entropy: Float[Tensor, "*r"]
-    mse_argmax: Float[Tensor, "*r"]
-    mse_expected: Float[Tensor, "*r"]
+    elbo: Float[Tensor, "*r"]  # E_z[log p(y | x, z)], what is trained
+    marginal: Float[Tensor, "*r"]  # log E_z[p(y | x, z)], the right side
+    entropy: Float[Tensor, "*r"]  # of the router's choice, in nats
+    mse_argmax: Float[Tensor, "*r"]  # mean squared error of the most probable expert
+    mse_expected: Float[Tensor, "*r"]  # the same in expectation over the router
 
 
 def sides(log_p: Float[Tensor, "*r n k"], squares: Float[Tensor, "*r n k"], sd: float | Float[Tensor, "*#r"]) -> Sides:

@@ -20,31 +20,22 @@ ROUTER = slice(0, 2)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How an estimator behaves at each of r models.
+    """How an estimator behaves at each of r models."""
 
-    Attributes:
-        ess: effective sample size (sum w)^2 / sum w^2 over the n rows of a batch, as a fraction of n; mean over draws.
-        largest_weight: the largest weight of any row and draw.
-        possible_weight: the largest p/q of any pair, drawn or not: what a rare draw would bring.
-        p_at_largest: the router's probability of the expert that this row drew.
-        q_at_largest: the proposal's, as it was used for the weight.
-        variance: of the router's gradient, summed over its components.
-        row_variance: the same for rows that vary on their own, (1/n^2) sum_i Var(term i), with every pair weighed by
-            its probability, drawn or not. It sees the huge weights that are too rare to turn up in the draws. What it
-            says is right where q is the probability that was really used and no row is dropped.
-        error: mean squared distance of the router's gradient from the exact one: variance and squared bias.
-        exact: squared norm of the exact gradient of the router.
-    """
-
+    # Effective sample size (sum w)^2 / sum w^2 over the n rows of a batch, as a fraction of n; mean over draws.
     ess: Float[Tensor, " r"]
-    largest_weight: Float[Tensor, " r"]
-    possible_weight: Float[Tensor, " r"]
-    p_at_largest: Float[Tensor, " r"]
-    q_at_largest: Float[Tensor, " r"]
-    variance: Float[Tensor, " r"]
+    largest_weight: Float[Tensor, " r"]  # the largest weight of any row and draw
+    possible_weight: Float[Tensor, " r"]  # the largest p/q of any pair, drawn or not: what a rare draw would bring
+    p_at_largest: Float[Tensor, " r"]  # the router's probability of the expert that this row drew
+    q_at_largest: Float[Tensor, " r"]  # the proposal's, as it was used for the weight
+    variance: Float[Tensor, " r"]  # of the router's gradient, summed over its components
+    # The same for rows that vary on their own, (1/n^2) sum_i Var(term i), with every pair weighed by its probability,
+    # drawn or not. It sees the huge weights that are too rare to turn up in the draws. What it says is right where q is
+    # the probability that was really used and no row is dropped.
     row_variance: Float[Tensor, " r"]
+    # Mean squared distance of the router's gradient from the exact one: variance and squared bias.
     error: Float[Tensor, " r"]
-    exact: Float[Tensor, " r"]
+    exact: Float[Tensor, " r"]  # squared norm of the exact gradient of the router
 
 
 def measure_spread(
