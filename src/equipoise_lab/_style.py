@@ -6,7 +6,7 @@ readers who do not see all colours. Families share a hue (skip blue, Gumbel-Matc
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +140,25 @@ def stack(figure: Figure, *heights: float) -> list[SubFigure]:
 def row(figure: Figure | SubFigure, columns: int, **how: Any) -> list[Axes]:
     """Makes axes side by side."""
     return list(figure.subplots(1, columns, squeeze=False, **how)[0])
+
+
+def write_note(figure: Figure, note: str) -> None:
+    """Writes at the top what a reader of the figure must know; nothing where that is empty."""
+    if note:
+        figure.suptitle(note, fontsize=9, color=GREY, x=0.995, horizontalalignment="right")
+
+
+def plot_known(axes: Axes, points: Iterable[tuple[float, float | None]], **how: Any) -> None:
+    """Draws a line through the points that have a height; none, if no point has."""
+    known = [(x, y) for x, y in points if y is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), **how)
+
+
+def name_ticks(axes: Axes, ticks: Sequence[float], form: str = "g") -> None:
+    """Puts ticks, and no others, on a logarithmic x-axis."""
+    axes.set_xticks(ticks, [format(tick, form) for tick in ticks])
+    axes.xaxis.minorticks_off()
 
 
 def add_grid(axes: Axes, which: str = "both") -> None:

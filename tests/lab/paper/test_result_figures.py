@@ -9,8 +9,7 @@ import pytest
 
 from equipoise.estimators import PAPER_STRATEGIES
 from equipoise_lab._style import new_figure
-from equipoise_lab.paper._minority_figure import solved_by_share
-from equipoise_lab.paper._result_figures import _draw_panel, _drawn, draw_result_figures
+from equipoise_lab.paper._result_figures import _draw_panel, _drawn, draw_result_figures, solved_by_share
 from equipoise_lab.paper._solved import panel_tables, sweep_tables
 from equipoise_lab.paper._task import draw_data
 
