@@ -42,7 +42,7 @@ def _vectors_only(monkeypatch: pytest.MonkeyPatch) -> None:
         figure.savefig(folder / f"{name}.svg")
         return [folder / f"{name}.svg"]
 
-    for module in ("_result_figures", "_solved_figures", "_minority_figure"):
+    for module in ("_result_figures", "_solved"):
         monkeypatch.setattr(f"equipoise_lab.paper.{module}.save", save)
 
 
