@@ -156,9 +156,9 @@ def plot_known(axes: Axes, points: Iterable[tuple[float, float | None]], **how: 
 
 
 def name_ticks(axes: Axes, ticks: Sequence[float], form: str = "g") -> None:
-    """Puts ticks, and no others, on a logarithmic x-axis."""
+    """Puts ticks on a logarithmic x-axis, and removes those in between, of the other axis too."""
     axes.set_xticks(ticks, [format(tick, form) for tick in ticks])
-    axes.xaxis.minorticks_off()
+    axes.minorticks_off()
 
 
 def add_grid(axes: Axes, which: str = "both") -> None:

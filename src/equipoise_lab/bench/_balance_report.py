@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from equipoise_lab._style import GREY, INK, Look, add_grid, new_figure
+from equipoise_lab._style import GREY, INK, Look, add_grid, new_figure, plot_known
 from equipoise_lab._tables import new_table
 from equipoise_lab.bench._balance import BALANCE_RECIPES, FLOOR, LOSS_FREE_RATE, BalanceBench, Setting, balance_steps
 from equipoise_lab.bench._benchmark import Benchmark, Records
-from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio_text
+from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio_text, worst_of
 
 # Where priced is held against the floor: so many batches of so many rows, so many experts, logits that stay.
 LIMIT_BATCHES, LIMIT_ROWS, LIMIT_EXPERTS = 20, 4096, 64
@@ -71,10 +71,8 @@ def balance_verdicts(bench: BalanceBench, records: Records) -> list[Verdict]:
 def _closest(bench: BalanceBench, records: Records, title: str, spans: Mapping[str, Sequence[int]]) -> Verdict:
     """Finds where, over all settings and spans of batches, `priced` is nearest to `quantile`, or furthest above it."""
     places = {_name(at) + span: (at, steps) for at in bench.settings() for span, steps in spans.items()}
-    ratios = {place: times(bench, records, at, "quantile", steps) for place, (at, steps) in places.items()}
-    known = {place: ratio for place, ratio in ratios.items() if ratio is not None}
-    worst = max(known, key=lambda place: known[place], default="")
-    return Verdict(group="peer", title=title, figure=known.get(worst), limit=QUANTILE_LIMIT, note=worst)
+    worst, ratio = worst_of({p: times(bench, records, at, "quantile", steps) for p, (at, steps) in places.items()})
+    return Verdict(group="peer", title=title, figure=ratio, limit=QUANTILE_LIMIT, note=worst)
 
 
 def _summary(bench: BalanceBench, records: Records) -> dict[str, Any]:
@@ -129,12 +127,9 @@ def _draw(bench: BalanceBench, records: Records) -> Figure:
 
 def _draw_panel(axes: Axes, bench: BalanceBench, records: Records, at: Setting) -> None:
     for who in (*bench.routers, FLOOR):
-        points = [(step, violation(bench, records, at, who, step)) for step in bench.steps]
-        known = [(step, figure) for step, figure in points if figure is not None]
-        if known:
-            axes.plot(*zip(*known, strict=True), label=who, **LOOKS[who].line)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+        points = ((step, violation(bench, records, at, who, step)) for step in bench.steps)
+        plot_known(axes, points, label=who, **LOOKS[who].line)
+    axes.set(xscale="log", yscale="log")
     axes.set_xticks(list(bench.steps), [str(step) for step in bench.steps])
     axes.yaxis.set_major_formatter(lambda figure, _: f"{figure:g}")
     axes.xaxis.minorticks_off()

@@ -62,6 +62,18 @@ class Step:
             return Measurement(status="failed", note=str(error))
 
 
+def figures_of(records: Records, key: str) -> dict[str, float]:
+    """The figures of a measurement; none where it was not made, or failed."""
+    record = records.get(key)
+    return {} if record is None or record.status != "measured" else record.figures
+
+
+def times_ours(records: Records, key: str) -> float | None:
+    """The time of a measurement divided by ours, which took turns with it."""
+    figures = figures_of(records, key)
+    return None if not figures or (seconds := records[key].seconds) is None else seconds / figures["ours"]
+
+
 def need(package: str, extra: str, *, name: str | None = None) -> None:
     """Raises a ModuleNotFoundError that says how to install a peer, where its package is missing."""
     if importlib.util.find_spec(package) is None:

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from equipoise_lab._style import INK, new_figure, row
 from equipoise_lab._tables import format_seconds, name_threads, new_table
-from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records
+from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, figures_of
 from equipoise_lab.bench._layer import LAYER_RECIPES, MEDIAN, PEER_MODES, LayerBench, layer_key, layer_steps
 from equipoise_lab.bench._layer_models import CONTENDERS, MEMORY
-from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio_text
+from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio_text, worst_of
 
 SWITCH_LIMIT = 1.05
 ROUTER_LIMIT = 0.08
@@ -62,10 +62,8 @@ def times_dense_memory(records: Records, name: str, *, parameters: bool = False)
 
 def _figures(records: Records, key: str, *, median: bool = False) -> dict[str, float]:
     """The figures of a measurement: the best times and whatever else there is, or the medians under the same names."""
-    record = records.get(key)
-    if record is None or record.status != "measured":
-        return {}
-    return {name.removesuffix(MEDIAN): x for name, x in record.figures.items() if name.endswith(MEDIAN) == median}
+    found = figures_of(records, key)
+    return {name.removesuffix(MEDIAN): x for name, x in found.items() if name.endswith(MEDIAN) == median}
 
 
 def layer_verdicts(bench: LayerBench, records: Records) -> list[Verdict]:
@@ -80,9 +78,7 @@ def layer_verdicts(bench: LayerBench, records: Records) -> list[Verdict]:
         for name in _OURS:
             title = f"{label}: {name} at capacity factor {CONTENDERS[name]:g}, times switch at {CONTENDERS['switch']:g}"
             found.append(_held(title, SWITCH_LIMIT, partial(times_switch, records, threads, name)))
-        shares = {name: router_share(records, threads, name) for name in bench.routers}
-        known = {name: share for name, share in shares.items() if share is not None}
-        worst = max(known, key=lambda name: known[name], default="")
+        worst, _ = worst_of({name: router_share(records, threads, name) for name in bench.routers})
         title = f"{label}: largest share of a router in its layer" + (f" ({worst})" if worst else "")
         found.append(_held(title, ROUTER_LIMIT, partial(router_share, records, threads, worst)))
         for k in bench.top_ks:
@@ -144,14 +140,10 @@ def _layer_table(bench: LayerBench, records: Records) -> Table:
     )
     for threads in bench.threads:
         figures = _figures(records, layer_key(threads, "contenders"))
-        times = [_seconds(figures, name) for name in ("dense", *CONTENDERS)]
+        times = [format_seconds(figures.get(name)) for name in ("dense", *CONTENDERS)]
         ratios = [ratio_text(times_switch(records, threads, name), ".3f", SWITCH_LIMIT) for name in _OURS]
         table.add_row(str(threads), *times, *ratios)
     return table
-
-
-def _seconds(figures: dict[str, float], name: str) -> str:
-    return format_seconds(figures[name]) if name in figures else "-"
 
 
 def _router_table(bench: LayerBench, records: Records) -> Table:
@@ -163,7 +155,7 @@ def _router_table(bench: LayerBench, records: Records) -> Table:
         for threads in bench.threads:
             figures = _figures(records, layer_key(threads, f"router {name}"))
             share = ratio_text(router_share(records, threads, name), ".1%", ROUTER_LIMIT)
-            cells += [_seconds(figures, "router"), share]
+            cells += [format_seconds(figures.get("router")), share]
         table.add_row(name, *cells)
     return table
 
@@ -180,7 +172,7 @@ def _peer_table(bench: LayerBench, records: Records) -> Table:
             if not record.figures:
                 table.add_row(str(threads), str(k), Text(record.note or record.status, style="dim"))
                 continue
-            times = [_seconds(record.figures, who) for who in ("ours", *PEER_MODES)]
+            times = [format_seconds(record.figures.get(who)) for who in ("ours", *PEER_MODES)]
             ratio = ratio_text(times_peer(records, threads, k), ".3f", PEER_LIMIT)
             table.add_row(str(threads), str(k), *times, ratio, f"{record.figures['difference']:.0e}")
     return table

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from equipoise_lab._style import add_grid, new_figure
+from equipoise_lab._style import add_grid, name_ticks, new_figure, plot_known
 from equipoise_lab._tables import format_seconds, name_size, name_threads, new_table
 from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Size
 from equipoise_lab.bench._sinkhorn import (
@@ -124,14 +124,12 @@ def _draw(bench: SinkhornBench, records: Records) -> Figure:
     figure = new_figure(7.2, 4.2)
     axes = figure.add_subplot()
     for what, title, colour, marker, dashes in _CURVES:
-        points = [(sd, times_softmax(records, size, sd, what)) for sd in bench.deviations]
-        known = [(sd, ratio) for sd, ratio in points if ratio is not None]
-        if known:
-            axes.plot(*zip(*known, strict=True), dashes, color=colour, marker=marker, markersize=4.5, label=title)
+        points = ((sd, times_softmax(records, size, sd, what)) for sd in bench.deviations)
+        how = {"linestyle": dashes, "color": colour, "marker": marker, "markersize": 4.5}
+        plot_known(axes, points, label=title, **how)
     axes.axhline(1.0, color="#555555", linestyle=":", linewidth=1.2, label="torch.softmax")
     axes.set(xscale="log", yscale="log")
-    axes.set_xticks(list(bench.deviations), [f"{sd:g}" for sd in bench.deviations])
-    axes.minorticks_off()
+    name_ticks(axes, bench.deviations)
     add_grid(axes)
     axes.set(xlabel="standard deviation of the logits", ylabel="time, in multiples of torch.softmax")
     axes.set_title(f"Balancing {name_size(size)} logits to a relative column error of {bench.tolerance:g}")

@@ -63,7 +63,6 @@ def _finish(axes: Axes, title: str, study: Mapping[str, Any]) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(-0.02 * study["seeds"], 1.04 * study["seeds"])
-    axes.set_xlabel("temperature of the proposal")
+    axes.set(ylim=(-0.02 * study["seeds"], 1.04 * study["seeds"]), xlabel="temperature of the proposal")
     axes.set_title(title, fontweight="bold", color=INK)
     add_grid(axes)

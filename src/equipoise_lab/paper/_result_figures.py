@@ -136,9 +136,7 @@ def _finish(figure: Figure, note: str) -> None:
 
 
 def _draw_panel(axes: Axes, runs: Sequence[Result], title: str) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_ylim(_FLOOR, _CEILING)
+    axes.set(xscale="log", yscale="log", ylim=(_FLOOR, _CEILING))
     axes.set_title(title, fontweight="bold")
     axes.axhline(THRESHOLD, color=INK, linestyle=_DASHES, linewidth=1.0, zorder=1)
     for place, name in enumerate(PAPER_STRATEGIES):
@@ -234,9 +232,7 @@ def _draw_model(axes: Axes, model: Mapping[str, Any]) -> None:
         axes.annotate(
             "router", xy=(-bias / weight, -1.42), xytext=(-3, 0), textcoords="offset points", ha="right", fontsize=8
         )
-    axes.set_ylim(-1.5, 1.5)
-    axes.set_xlabel("x")
-    axes.set_ylabel("y")
+    axes.set(ylim=(-1.5, 1.5), xlabel="x", ylabel="y")
     axes.set_title("Data and learned model", fontweight="bold")
     lines = textwrap.wrap(str(model.get("label", "")), 24)
     lines += [f"MSE {model['mse']:.4f}"] if "mse" in model else []

@@ -159,8 +159,7 @@ def _draw_table(axes: Axes, table: SolvedTable, *, labelled: bool) -> None:
                 text = axes.text(column, row, str(cell[0]), ha="center", va="center", fontsize=7.5, color=colour)
                 # It is inside the axes anyway; asking each for its extent is most of the time of the layout.
                 text.set_in_layout(False)
-    axes.set_xlim(-0.5, len(table.columns) - 0.5)
-    axes.set_ylim(len(table.rows) - 0.5, -0.5)
+    axes.set(xlim=(-0.5, len(table.columns) - 0.5), ylim=(len(table.rows) - 0.5, -0.5))
     axes.set_xticks(range(len(table.columns)), [f"{value:g}" for value in table.columns], fontsize=7.5)
     axes.set_yticks(range(len(table.rows)), table.labels if labelled else [], fontsize=8)
     axes.tick_params(length=0)
