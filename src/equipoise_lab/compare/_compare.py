@@ -93,17 +93,7 @@ def compare(
 def run_all(
     recipe: Comparison, out: Path, *, workers: int, progress: Callable[[int], object] = ignore
 ) -> list[Trained]:
-    """Trains every run of a recipe that `out` does not hold yet.
-
-    Args:
-        recipe: the comparison.
-        out: the folder of the command, with a part for each run in `runs/`.
-        workers: processes, of one thread each; 0 stays in this one.
-        progress: called with steps as they are done, those of runs that were found counted at once.
-
-    Returns:
-        The runs, in the order of the recipe.
-    """
+    """Trains every run of a recipe that `out` does not hold yet; returns all, in the order of the recipe."""
     runs = {run.name: run for run in recipe.runs()}
     parts = {
         name: Part(

@@ -53,16 +53,7 @@ def train(run: Run, recipe: Comparison, task: Task, *, progress: Callable[[int],
     """Trains one run; the test split is not touched.
 
     A run is a pure function of the recipe, its setting and its seed. Runs of a seed see the same rows in the same
-    order, whatever the contender.
-
-    Args:
-        run: what to train.
-        recipe: the comparison it belongs to.
-        task: what to learn.
-        progress: called with a number of steps that are done.
-
-    Returns:
-        The model, and the course of its validation loss.
+    order, whatever the contender. `progress` is called with a number of steps that are done.
     """
     learner = _Learner(run, recipe, task)
     optimizer = torch.optim.Adam(learner.layer.parameters(), lr=run.setting.learning_rate, fused=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise_lab._style import GREY, add_grid, new_figure, row, stack, style
-from equipoise_lab.demo._part import Part
+from equipoise_lab.demo._page import Part
 
 _BALANCED = "#8c2d04"
 _PANES, _HIDDEN, _ROWS, _SIDE = 8, 8, 512, 160

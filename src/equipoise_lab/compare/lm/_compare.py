@@ -12,8 +12,8 @@ from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
 from equipoise_lab._tasks import Part, ignore, run_parts
 from equipoise_lab.compare.lm._contenders import CONTENDERS, Setting
-from equipoise_lab.compare.lm._figure import NAME, save_figure
 from equipoise_lab.compare.lm._recipe import LanguageModels, Run
+from equipoise_lab.compare.lm._report import NAME, save_figure
 from equipoise_lab.compare.lm._summary import (
     CONFIDENCE,
     Difference,
@@ -58,17 +58,7 @@ def compare_models(
 ) -> ComparedModels:
     """Tunes every contender on the validation split, then trains the chosen settings and reads the test split.
 
-    Args:
-        recipe: the comparison.
-        out: the folder to write to. What it holds of an interrupted run of the same recipe is used.
-        command: what was typed, for the record.
-        tuned: the settings, from `read_tuned`; None: tunes.
-        workers: processes; 0 stays in this one.
-        say: called with a line when a part begins.
-        advance: called with training steps as they are done.
-
-    Returns:
-        What was found, and where it is.
+    The arguments are those of `equipoise_lab.compare.compare`, and the settings, from `read_tuned`; None: tunes.
     """
     text, path = read_text(vocabulary=recipe.vocabulary), out / f"{NAME}.json"
     begin(path, [Ledger(out / "lm-runs")])
@@ -103,14 +93,7 @@ def compare_models(
 
 
 def read_tuned(path: Path, recipe: LanguageModels) -> Tuned:
-    """Reads the settings that an earlier result chose.
-
-    Args:
-        path: what this command wrote.
-        recipe: whose contenders need settings.
-
-    Returns:
-        A setting for each contender, and how they were found.
+    """Reads the setting that an earlier result of this command chose for each contender, and how they were found.
 
     Raises:
         ValueError: the file is no result of this command; or it has no setting for a contender, or one that the
@@ -143,19 +126,7 @@ def run_all(
     workers: int,
     progress: Callable[[int], object] | None = None,
 ) -> list[Trained]:
-    """Trains every run that `out` does not hold yet.
-
-    Args:
-        runs: which.
-        recipe: the comparison they belong to.
-        out: the folder of the command.
-        text: what to learn; processes read it again.
-        workers: processes, of one thread each; 0 stays in this one.
-        progress: called with steps as they are done, those of runs that were found counted at once.
-
-    Returns:
-        The runs, in the order given.
-    """
+    """Trains every run that `out` does not hold yet, in the order given; other processes read the text again."""
     _loaded[text.sha256] = text
     parts = {
         run.name: Part(

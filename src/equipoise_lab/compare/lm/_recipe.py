@@ -77,11 +77,7 @@ class LanguageModels:
         ]
 
     def final_runs(self, chosen: Mapping[str, Setting]) -> list[Run]:
-        """Lists the runs that are reported, seed by seed: what is done of an interrupted comparison is whole seeds.
-
-        Args:
-            chosen: the setting of each contender.
-        """
+        """Lists the runs that are reported, seed by seed: what is done of an interrupted comparison is whole seeds."""
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         return [
             Run(contender=name, setting=chosen[name], seed=seed, final=True)
@@ -94,11 +90,7 @@ class LanguageModels:
         return self.steps if run.final else min(self.tuning_steps, self.steps)
 
     def total_steps(self, *, tuned: bool = False) -> int:
-        """Counts the training steps of the whole comparison.
-
-        Args:
-            tuned: whether the settings are chosen already.
-        """
+        """Counts the training steps of the whole comparison, or of what is left where the settings are chosen."""
         tuning = 0 if tuned else sum(map(self.steps_of, self.tuning_runs()))
         return tuning + len(self.contenders) * self.seeds * self.steps
 

@@ -81,29 +81,11 @@ def _split_of(name: str) -> str:
 
 
 def pieces(text: Int[Tensor, "ids"], count: int, length: int) -> Int[Tensor, "{count} {length}+1"]:
-    """Cuts pieces at even distances, for an evaluation that is the same at every call.
-
-    Args:
-        text: one split.
-        count: of pieces.
-        length: of each, with one token more for the last target.
-
-    Returns:
-        The pieces.
-    """
+    """Cuts pieces at even distances, for an evaluation that is the same at every call; see `gather`."""
     starts = torch.linspace(0, len(text) - length - 1, count, dtype=torch.float64).long()
     return gather(text, starts, length)
 
 
 def gather(text: Int[Tensor, "ids"], starts: Int[Tensor, "n"], length: int) -> Int[Tensor, "n {length}+1"]:
-    """Cuts the pieces that start at given places.
-
-    Args:
-        text: one split.
-        starts: places.
-        length: of each, with one token more for the last target.
-
-    Returns:
-        The pieces.
-    """
+    """Cuts the pieces of a length that start at given places, with one token more for the last target."""
     return text[starts.unsqueeze(1) + torch.arange(length + 1)].long()

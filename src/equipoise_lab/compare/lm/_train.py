@@ -80,14 +80,7 @@ def read_trained(run: Run, content: Any) -> Trained:
 def train(run: Run, recipe: LanguageModels, text: Text, *, progress: Callable[[int], object] | None = None) -> Trained:
     """Trains one run, a pure function of the recipe, its setting, its seed and the text.
 
-    Args:
-        run: what to train.
-        recipe: the comparison it belongs to.
-        text: what to learn. The test split is read at the end of final runs only.
-        progress: called with a number of steps that are done.
-
-    Returns:
-        The losses and what the routers did.
+    The test split is read at the end of final runs only; `progress` is called with a number of steps that are done.
     """
     learner, steps = Learner(run, recipe), recipe.steps_of(run)
     lengths = text.lengths
@@ -148,15 +141,7 @@ class Learner:
         torch.manual_seed(_NOISE + run.seed)
 
     def step(self, batch: Int[Tensor, "B S"], rate: float) -> Sequence[Routing]:
-        """Takes one step of the optimiser.
-
-        Args:
-            batch: sequences, with one token more than positions.
-            rate: of the learning rate.
-
-        Returns:
-            The routing of each layer.
-        """
+        """Takes one step of the optimiser, at a fraction of the learning rate; returns the routing of each layer."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * rate
         inputs, targets = batch[:, :-1], batch[:, 1:]
@@ -179,13 +164,7 @@ class Learner:
     def evaluate(
         self, sequences: Int[Tensor, "B S"], lengths: Int[Tensor, "V"], limit: float | None = None
     ) -> tuple[float, Routed]:
-        """Computes the mean loss in nats a byte, and the routing.
-
-        Args:
-            sequences: what to predict.
-            lengths: bytes of each id.
-            limit: the capacity factor; None: no capacity.
-        """
+        """Computes the mean loss in nats a byte, given the bytes of each id, and the routing; no capacity where None."""
         self.model.eval()
         for layer in self.model.modules():
             if isinstance(layer, MoE):
@@ -206,16 +185,7 @@ class Learner:
 
 
 def make_layer(run: Run, recipe: LanguageModels, index: int) -> nn.Module:
-    """Makes the feed-forward part of a block.
-
-    Args:
-        run: names contender and setting.
-        recipe: the sizes.
-        index: of the block; hashes differ between blocks.
-
-    Returns:
-        The experts, or the dense block.
-    """
+    """Makes the experts, or the dense layer, of a block; hashes and priors differ between blocks."""
     contender = CONTENDERS[run.contender]
     if contender.router is None:
         return make_mlp(recipe.dim, recipe.hidden_dim)

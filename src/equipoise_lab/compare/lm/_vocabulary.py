@@ -39,11 +39,7 @@ class Vocabulary:
     """
 
     def __init__(self, merges: Sequence[Pair]) -> None:
-        """Keeps the replacements.
-
-        Args:
-            merges: which pairs are replaced, the most frequent first; the first has id 128.
-        """
+        """Keeps the pairs that are replaced, the most frequent first; the first has id 128."""
         self.merges = list(merges)
         self.pieces = [bytes([i]) for i in range(BYTES)]
         for left, right in self.merges:
@@ -56,15 +52,7 @@ class Vocabulary:
 
     @classmethod
     def fit(cls, text: bytes, size: int) -> "Vocabulary":
-        """Finds the pairs of a text.
-
-        Args:
-            text: ASCII.
-            size: V, or less where the text has no pair left that occurs twice.
-
-        Returns:
-            The vocabulary.
-        """
+        """Finds the pairs of an ASCII text; fewer than `size` ids, where it has no pair left that occurs twice."""
         counts = Counter(_WORDS.findall(text)) if size > BYTES else Counter[bytes]()
         words, times = [list(word) for word in counts], list(counts.values())
         pairs: Counter[Pair] = Counter()
@@ -91,14 +79,7 @@ class Vocabulary:
         return cls(merges)
 
     def encode(self, text: bytes) -> Int[Tensor, "ids"]:
-        """Divides a text.
-
-        Args:
-            text: ASCII.
-
-        Returns:
-            The ids of its pieces.
-        """
+        """Divides an ASCII text; returns the ids of its pieces."""
         if not self.merges:
             return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.int16)
         known: dict[bytes, list[int]] = {}
