@@ -167,16 +167,7 @@ def add_grid(axes: Axes, which: str = "both") -> None:
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Writes a figure as SVG and PNG, the same bytes every time.
-
-    Args:
-        figure: what to write.
-        folder: where to; made if it is missing.
-        name: of the files, without ending.
-
-    Returns:
-        The two files.
-    """
+    """Writes a figure as SVG and PNG into a folder, the same bytes every time."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
     # One layout serves both. With an engine, even an idle one, matplotlib would draw everything twice for each file.

@@ -48,10 +48,7 @@ def times_peer(records: Records, threads: int, k: int, *, median: bool = False) 
 def times_dense_memory(records: Records, name: str, *, parameters: bool = False) -> float | None:
     """The rise of the peak in a training step of a layer, divided by that of the dense layer of the same size.
 
-    Args:
-        records: the measurements.
-        name: a key of `MEMORY`.
-        parameters: whether the parameters count too; the sparse layer has E times as many, so they only blur the view.
+    The parameters count on request only: the sparse layer has E times as many, so they blur the view.
     """
     found = [_figures(records, f"memory {which}") for which in (name, MEMORY[name])]
     if not all(found):

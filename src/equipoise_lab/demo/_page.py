@@ -27,15 +27,7 @@ class Part:
 
 
 def write_page(parts: Sequence[Part], folder: Path) -> Path:
-    """Writes the page and its figures.
-
-    Args:
-        parts: what was found.
-        folder: where to; made if it is missing.
-
-    Returns:
-        The page.
-    """
+    """Writes the page and its figures into a folder, which is made if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     template = jinja2.Environment(loader=loader, autoescape=True).get_template("demo.html.jinja")

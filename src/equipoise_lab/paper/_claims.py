@@ -47,14 +47,7 @@ class Claim:
 
 
 def judge(results: Iterable[Result], studies: Mapping[str, Study]) -> list[Claim]:
-    """Judges all claims; one whose results are missing is "not judged".
-
-    Args:
-        results: the training runs.
-        studies: the other experiments by name.
-
-    Returns:
-        The sixteen claims in order.
+    """Judges the sixteen claims by the training runs and the studies; one whose results are missing is "not judged".
 
     Example:
         >>> {claim.verdict for claim in judge([], {})}
@@ -138,9 +131,7 @@ _SUMMARY = {
 def summarise(claims: Sequence[Claim], *, named: bool = True) -> str:
     """Writes the paragraph that a reader can quote: which claims hold, which do not, which depend on the baseline.
 
-    Args:
-        claims: what was judged.
-        named: whether each claim is named; False for how many there are of each kind, in one sentence.
+    Claims that are not `named` are counted: how many there are of each kind, in one sentence.
 
     Example:
         >>> summarise(judge([], {}))
@@ -166,13 +157,7 @@ def summarise(claims: Sequence[Claim], *, named: bool = True) -> str:
 
 
 def write_claims(path: Path, claims: Sequence[Claim], solved: Sequence[SolvedTable] = ()) -> None:
-    """Writes `claims.json`.
-
-    Args:
-        path: the file; its folder is made if it is missing.
-        claims: what was judged.
-        solved: the seeds solved in each panel, which the claims rest on.
-    """
+    """Writes `claims.json`, with the seeds solved in each panel, which the claims rest on."""
     tables = [asdict(table) for table in solved]
     content = {
         "summary": summarise(claims),
@@ -184,14 +169,7 @@ def write_claims(path: Path, claims: Sequence[Claim], solved: Sequence[SolvedTab
 
 
 def read_claims(path: Path) -> list[Claim]:
-    """Reads what `write_claims` wrote.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The claims.
-    """
+    """Reads what `write_claims` wrote."""
     entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["claims"]
     parts = [tuple(Part(**part) for part in entry.pop("parts")) for entry in entries]
     return [Claim(**entry, parts=each) for entry, each in zip(entries, parts, strict=True)]
@@ -201,14 +179,7 @@ _STYLES = {"holds": "green", "undecided": "yellow", "does not hold": "red", "not
 
 
 def claims_table(claims: Sequence[Claim]) -> "Table":
-    """Lists the claims with their verdicts.
-
-    Args:
-        claims: what was judged.
-
-    Returns:
-        The table.
-    """
+    """Lists the claims with their verdicts."""
     from rich.table import Table  # not above: only the command prints
 
     table = Table(title="The paper's claims", title_justify="left", show_lines=False)

@@ -51,17 +51,14 @@ _NAMES = {"ema": "moving average", "none": "no baseline"}
 def draw_result_figures(
     out: Path, results: Sequence[Result], recipe: Mapping[str, Any], *, model: Mapping[str, Any] | None = None
 ) -> list[Path]:
-    """Draws what the training runs show, as far as they were run.
+    """Draws `main`, `appendix`, `solved`, `sweeps` and `minority` below a folder, in `figures`, as far as they were run.
 
     Args:
-        out: the folder of the command; figures go into `figures` below it.
+        out: the folder.
         results: the runs.
         recipe: the settings of the command; `quick` (bool) and `steps` are read, to be said on the figures.
         model: data and a learned model, for the first panel of the paper's figure 2: `x`, `y`, `experts` (slope and
             intercept of each), `router` (weight and bias of p(z = 0 | x)), `label`, `mse`.
-
-    Returns:
-        The files written: SVG and PNG of `main`, `appendix`, `solved`, `sweeps` and `minority`.
     """
     folder, main = out / "figures", select_main(results)
     note = quick_note(recipe)

@@ -88,12 +88,7 @@ COLUMNS = tuple(field.name for field in fields(Result))
 
 
 def write_results(path: Path, results: Iterable[Result]) -> None:
-    """Writes results so that a reader, or an interruption, never meets half a file.
-
-    Args:
-        path: the file; its folder is made if it is missing.
-        results: the runs, in the order of the rows.
-    """
+    """Writes results in the order given, so that a reader, or an interruption, never meets half a file."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -107,14 +102,7 @@ def _to_row(result: Result) -> list[str]:
 
 
 def read_results(path: Path) -> list[Result]:
-    """Reads what `write_results` wrote.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The runs, in the order of the rows.
-    """
+    """Reads what `write_results` wrote."""
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
         header = tuple(next(reader, ()))
@@ -145,13 +133,6 @@ def _parse(kind: Any, text: str) -> Any:
 def select(results: Iterable[Result], **equals: object) -> list[Result]:
     """Keeps the runs whose columns equal the given values; numbers that differ by rounding are equal.
 
-    Args:
-        results: the runs.
-        **equals: a value for some of the columns.
-
-    Returns:
-        Those runs, in their order.
-
     Example:
         >>> select([], loss="reinforce", variant="plain", method="sample", temperature=1.0)
         []
@@ -169,14 +150,9 @@ def _same(one: object, other: object) -> bool:
 
 
 def select_main(results: Iterable[Result], *, baseline: Baseline = "ema") -> list[Result]:
-    """Keeps the runs of the paper's six panels, and leaves those of the sweeps.
+    """Keeps the runs of the paper's six panels, REINFORCE with a baseline or none, and leaves those of the sweeps.
 
-    Args:
-        results: the runs.
-        baseline: with which REINFORCE was trained.
-
-    Returns:
-        Those at learning rate 0.1, REINFORCE without a balance loss and gating with one of weight 0.01.
+    They have learning rate 0.1, REINFORCE no balance loss, and gating one of weight 0.01.
     """
     runs = select(results, learning_rate=MAIN_LEARNING_RATE)
     reinforce = select(runs, loss="reinforce", baseline=baseline, balance_weight=MAIN_BALANCE_WEIGHT["reinforce"])

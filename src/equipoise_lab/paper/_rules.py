@@ -208,14 +208,7 @@ def _rounded(*numbers: float) -> tuple[float, ...]:
 
 
 def solved_part(rule: str, settings: Sequence[Setting], how: str, *, core: bool = True) -> Part:
-    """Makes a part about settings.
-
-    Args:
-        rule: the statement.
-        settings: that it speaks of.
-        how: "all solved", "one solved" or "all failed".
-        core: see `Part`.
-    """
+    """Makes a part about settings that are "all solved", "one solved" or "all failed"."""
     verdicts: list[Verdict] = [setting.verdict for setting in settings]
     if "not judged" in verdicts:
         missing = verdicts.count("not judged")
@@ -259,16 +252,8 @@ def difference_part(
 ) -> Part:
     """Makes a part about how much more of the runs some settings solve than others, on the same seeds.
 
-    The difference is that of a seed's solved fractions over the settings; its interval is over seeds.
-
-    Args:
-        rule: the statement.
-        ours: settings that should solve more.
-        theirs: the others.
-        names: of the two, for words.
-        at_most: whether the statement is that the difference is at most the limit; else, that it is more.
-        limit: on the difference of fractions.
-        core: see `Part`.
+    The difference is that of a seed's solved fractions over the settings; its interval is over seeds. The statement is
+    that it is more than the limit, or `at_most` that.
     """
     pair = [_by_seed(settings) for settings in (ours, theirs)]
     seeds = sorted(pair[0].keys() & pair[1].keys())

@@ -54,16 +54,7 @@ def count_solved(
     methods: Sequence[str] = METHODS,
     solved: Callable[[Result], bool] = lambda run: run.solved,
 ) -> SolvedTable:
-    """Counts solved seeds.
-
-    Args:
-        runs: what to count; every run is in one cell.
-        title: of the table.
-        varies: what the columns are.
-        value: the column of a run.
-        methods: the rows.
-        solved: what counts.
-    """
+    """Counts the runs that solve the task, or what else counts as `solved`, in a row for each method."""
     counts: dict[tuple[str, float], list[int]] = {}
     for run in runs:
         tally = counts.setdefault((run.method, value(run)), [0, 0])

@@ -164,7 +164,7 @@ class Learner:
     def evaluate(
         self, sequences: Int[Tensor, "B S"], lengths: Int[Tensor, "V"], limit: float | None = None
     ) -> tuple[float, Routed]:
-        """Computes the mean loss in nats a byte, given the bytes of each id, and the routing; no capacity where None."""
+        """Computes the mean loss in nats a byte, given the bytes of each id, and the routing; None: no capacity."""
         self.model.eval()
         for layer in self.model.modules():
             if isinstance(layer, MoE):

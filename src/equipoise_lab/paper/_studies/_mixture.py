@@ -28,15 +28,9 @@ class Sides:
 
 
 def sides(log_p: Float[Tensor, "*r n k"], squares: Float[Tensor, "*r n k"], sd: float | Float[Tensor, "*#r"]) -> Sides:
-    """Computes the three sides of eq. (1) for Gaussian experts of a fixed standard deviation.
+    """Computes the three sides of eq. (1) for Gaussian experts of a fixed standard deviation, given squared errors.
 
-    Args:
-        log_p: the router's log-probabilities.
-        squares: squared errors of each expert.
-        sd: the standard deviation of p(y | x, z), one for all runs or one for each.
-
-    Returns:
-        The sides; elbo <= marginal always, with equality where the router is sure.
+    It holds that elbo <= marginal, with equality where the router is sure.
 
     Example:
         >>> log_p = torch.tensor([[0.5, 0.5]]).log()
@@ -65,11 +59,7 @@ def mixture_sides(
     y: Float[Tensor, "#r n"],
     sd: float | Float[Tensor, "#r"],
 ) -> Sides:
-    """Computes `sides` for the models of the toy task.
-
-    Returns:
-        The sides, for each run.
-    """
+    """Computes `sides` for the models of the toy task."""
     a, *predictions = lines(parameters, x)
     predictions = torch.stack(predictions, -1)
     return sides(router(a), (y.unsqueeze(-1) - predictions).square(), sd)

@@ -31,11 +31,7 @@ _SHOWN = "skip-iw"
 
 
 def checkpoints(steps: int, number: int = _CHECKPOINTS) -> list[int]:
-    """Lists steps that are evenly spread over log(step), with 0 and the last among them.
-
-    Args:
-        steps: of the training.
-        number: of checkpoints after 0, at most; early ones coincide.
+    """Lists at most so many steps that are evenly spread over log(step), with 0 and the last among them.
 
     Example:
         >>> checkpoints(1000, 4)
@@ -63,15 +59,7 @@ def trace_runs(recipe: Paper, method: str) -> list[Run]:
 
 
 def path_of(trained: Trained, recipe: Paper) -> Float[Tensor, "t c s 6"]:
-    """Takes the parameters along the traced runs out of what `train` returned.
-
-    Args:
-        trained: runs of one method, `trace_runs` among them, with the snapshots of `checkpoints(recipe.steps)`.
-        recipe: the experiment they belong to.
-
-    Returns:
-        The parameters by temperature, checkpoint and seed.
-    """
+    """Takes the parameters along `trace_runs`, with the snapshots of `checkpoints`, out of what `train` returned."""
     position = {run: i for i, run in enumerate(trained.runs)}
     rows = torch.tensor([position[run] for run in trace_runs(recipe, trained.runs[0].method)])
     kept = torch.stack([trained.snapshots[step][rows] for step in checkpoints(recipe.steps)])
