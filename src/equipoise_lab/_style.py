@@ -115,9 +115,10 @@ def look(method: str) -> Look:
     return LOOKS.get(method, _OTHER)
 
 
-def legend_lines() -> list[Line2D]:
-    """Makes one labelled line for each strategy, in the order of the table, for a legend that panels share."""
-    return [Line2D([], [], label=strategy.label, **look(name).line) for name, strategy in PAPER_STRATEGIES.items()]
+def legend_lines(marks: Iterable[tuple[str, Look]] | None = None) -> list[Line2D]:
+    """Makes labelled lines for a legend that panels share; None: one for each strategy, in the order of the table."""
+    pairs = ((s.label, look(name)) for name, s in PAPER_STRATEGIES.items()) if marks is None else marks
+    return [Line2D([], [], label=label, **mark.line) for label, mark in pairs]
 
 
 @contextmanager

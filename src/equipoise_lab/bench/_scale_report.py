@@ -34,10 +34,16 @@ _VALUE_KEYS = [f"value/{data}/{scope}" for data in ("alike", "different") for sc
 _FAR = ("experts", "exchange", "assignment, local", "global", "share of global", "contested rows, global")
 
 
-def _measured(bench: ScaleBench, records: Records) -> dict[int, dict[str, float]]:
-    """The figures by number of ranks; none as long as some are missing."""
-    found = {size: records[f"{size} ranks"].figures for size in bench.ranks if f"{size} ranks" in records}
-    return found if len(found) == len(bench.ranks) and all(found.values()) else {}
+def _computed(
+    bench: ScaleBench, records: Records
+) -> tuple[dict[int, dict[str, float]], dict[int, Cost], Machine, Machine] | None:
+    """Figures by number of ranks, their predictions, this machine and the one computed; None where some are missing."""
+    measured = {size: records[f"{size} ranks"].figures for size in bench.ranks if f"{size} ranks" in records}
+    if len(measured) < len(bench.ranks) or not all(measured.values()):
+        return None
+    here = this_machine(bench, records)
+    costs = {size: predict(bench.layer(size), here, scope="local", equal=True) for size in measured}
+    return measured, costs, here, computed_machine(bench, here)
 
 
 def _far_costs(there: Machine) -> dict[str, list[Cost]]:
@@ -49,11 +55,9 @@ def _far_costs(there: Machine) -> dict[str, list[Cost]]:
 
 def _summary(bench: ScaleBench, records: Records) -> dict[str, Any]:
     """Predictions beside what was measured, and beyond it: what the results file adds to the measurements."""
-    if not (measured := _measured(bench, records)):
+    if (computed := _computed(bench, records)) is None:
         return {}
-    here = this_machine(bench, records)
-    there = computed_machine(bench, here)
-    costs = {size: predict(bench.layer(size), here, scope="local", equal=True) for size in measured}
+    measured, costs, here, there = computed
     checked = [
         {
             "ranks": size,
@@ -66,24 +70,25 @@ def _summary(bench: ScaleBench, records: Records) -> dict[str, Any]:
     ]
     far = _far_costs(there)
     heavy = [size for size, cost in zip(FAR, far["global"], strict=True) if cost.solver_share > BOTTLENECK]
-    computed = {scope: [asdict(cost) for cost in costs] for scope, costs in far.items()}
     return {
         "machine measured": asdict(here),
         "machine computed": asdict(there),
         "cores": os.cpu_count(),
         "checked": checked,
-        "computed": {"ranks": FAR, "layer": asdict(far_layer(FAR[-1])), **computed},
+        "computed": {
+            "ranks": FAR,
+            "layer": asdict(far_layer(FAR[-1])),
+            **{scope: [asdict(cost) for cost in each] for scope, each in far.items()},
+        },
         "global is the bottleneck from ranks": heavy[0] if heavy else None,
     }
 
 
 def _tables(bench: ScaleBench, records: Records) -> list[Table]:
     """The tables for a terminal: traffic, times and values as measured, then what was computed."""
-    if not (measured := _measured(bench, records)):
+    if (computed := _computed(bench, records)) is None:
         return []
-    here = this_machine(bench, records)
-    there = computed_machine(bench, here)
-    costs = {size: predict(bench.layer(size), here, scope="local", equal=True) for size in measured}
+    measured, costs, _, there = computed
     traffic = {
         size: (f["equal/token bytes"] / bench.rows, costs[size].token_bytes / bench.rows)
         + (f["equal/token messages"], costs[size].token_messages)
@@ -122,9 +127,9 @@ def _table(title: str, columns: Iterable[str], rows: Mapping[int, Sequence[str |
 
 def _draw(bench: ScaleBench, records: Records) -> Figure | None:
     """Draws the computed time of each part against the ranks."""
-    if not _measured(bench, records):
+    if (computed := _computed(bench, records)) is None:
         return None
-    costs = _far_costs(computed_machine(bench, this_machine(bench, records)))
+    costs = _far_costs(computed[-1])
     parts = {
         "experts": [cost.compute for cost in costs["local"]],
         "exchange": [cost.exchange for cost in costs["local"]],

@@ -51,7 +51,7 @@ _NAMES = {"ema": "moving average", "none": "no baseline"}
 def draw_result_figures(
     out: Path, results: Sequence[Result], recipe: Mapping[str, Any], *, model: Mapping[str, Any] | None = None
 ) -> list[Path]:
-    """Draws `main`, `appendix`, `solved`, `sweeps` and `minority` below a folder, in `figures`, as far as they were run.
+    """Draws `main`, `appendix`, `solved`, `sweeps` and `minority` into `figures` of a folder, as far as they were run.
 
     Args:
         out: the folder.

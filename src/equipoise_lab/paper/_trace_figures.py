@@ -52,7 +52,7 @@ def draw_training(study: Mapping[str, Any]) -> Figure:
     for axes in (panels[0], panels[3]):
         axes.set_ylabel("nats a datapoint")
     above.legend(
-        handles=[Line2D([], [], label=name, **mark.line) for _, name, mark in _SIDES],
+        handles=legend_lines((name, mark) for _, name, mark in _SIDES),
         loc="outside upper left",
         ncols=3,
         title=f"log-likelihoods at temperature 1, median of {study['seeds']} seeds",
@@ -141,7 +141,7 @@ def draw_elbo(study: Mapping[str, Any]) -> Figure:
         right.set_xticks([0.45, 0.5, 0.55])
         for axes in (left, right):
             add_grid(axes)
-    lines = [Line2D([], [], label=f"trained on the {name}", **mark.line) for name, mark in _OBJECTIVES.values()]
+    lines = legend_lines((f"trained on the {name}", mark) for name, mark in _OBJECTIVES.values())
     figure.legend(handles=lines, loc="outside upper left", ncols=2)
     return figure
 
@@ -166,7 +166,7 @@ def draw_noise(study: Mapping[str, Any]) -> Figure:
     panels[0].set_ylabel("seeds that solve the task")
     panels[0].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     figure.legend(
-        handles=[Line2D([], [], label=name, **mark.line) for name, mark in _KINDS.values()],
+        handles=legend_lines(_KINDS.values()),
         loc="outside upper left",
         ncols=3,
         title=f"gating with balance loss {study['balance_weight']:g}",

@@ -10,7 +10,7 @@ Legend: s seeds, c checkpoints, t temperatures.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equipoise.estimators import STRATEGIES, WeightedSampler
 from equipoise_lab.paper._recipe import Paper, quick_recipe
-from equipoise_lab.paper._results import Baseline, Run
+from equipoise_lab.paper._results import Run
 from equipoise_lab.paper._studies._mixture import mixture_sides
 from equipoise_lab.paper._studies._spread import Spread, measure_spread, tile
 from equipoise_lab.paper._task import draw_datasets
@@ -50,7 +50,7 @@ def trace_runs(recipe: Paper, method: str) -> list[Run]:
             balance_weight=0.0,
             temperature=temperature,
             learning_rate=recipe.learning_rate,
-            baseline=cast(Baseline, recipe.baselines[0]),
+            baseline=recipe.baselines[0],
             seed=seed,
         )
         for temperature in TEMPERATURES
