@@ -2,7 +2,7 @@
 """Mixtures of experts trained on real data: the library's recipes against Switch and BASE, tuned alike."""
 
 from equipoise_lab.compare._compare import compare as compare
-from equipoise_lab.compare._contenders import CONTENDERS as CONTENDERS
+from equipoise_lab.compare._recipe import CONTENDERS as CONTENDERS
 from equipoise_lab.compare._recipe import Comparison as Comparison
 from equipoise_lab.compare._recipe import Run as Run
 from equipoise_lab.compare._recipe import quick_comparison as quick_comparison

@@ -14,9 +14,8 @@ import torch
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
 from equipoise_lab._tasks import Part, ignore, run_parts
-from equipoise_lab.compare._contenders import CONTENDERS
 from equipoise_lab.compare._protocol import CONFIDENCE
-from equipoise_lab.compare._recipe import EVALUATIONS, Comparison, Run
+from equipoise_lab.compare._recipe import CONTENDERS, EVALUATIONS, Comparison, Run
 from equipoise_lab.compare._report import NAME, Difference, Outcome, differences, save_figure, summarise
 from equipoise_lab.compare._task import Task, load_task
 from equipoise_lab.compare._train import Trained, measured_at, train

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from equipoise.estimators import EMABaseline, RegressionCritic, marginal_entropy_loss
 from equipoise.nn import Grouped, MoE, Surrogate, capture
 from equipoise.ops import log_softmax
-from equipoise_lab.compare._contenders import CONTENDERS
-from equipoise_lab.compare._recipe import Comparison, Run
+from equipoise_lab.compare._recipe import CONTENDERS, Comparison, Run
 from equipoise_lab.compare._task import Split, Task
 
 # Streams of a seed.

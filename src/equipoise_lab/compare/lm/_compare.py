@@ -11,8 +11,7 @@ from typing import Any
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
 from equipoise_lab._tasks import Part, ignore, run_parts
-from equipoise_lab.compare.lm._contenders import CONTENDERS, Setting
-from equipoise_lab.compare.lm._recipe import LanguageModels, Run
+from equipoise_lab.compare.lm._recipe import CONTENDERS, LanguageModels, Run, Setting
 from equipoise_lab.compare.lm._report import NAME, save_figure
 from equipoise_lab.compare.lm._summary import (
     CONFIDENCE,

@@ -12,8 +12,7 @@ from rich.table import Table
 from equipoise_lab._style import GREY, Look, add_grid, new_figure, row, save, style
 from equipoise_lab._tables import new_table
 from equipoise_lab.compare._protocol import difference_table, draw_seeds, set_lines
-from equipoise_lab.compare.lm._contenders import CONTENDERS
-from equipoise_lab.compare.lm._recipe import LanguageModels
+from equipoise_lab.compare.lm._recipe import CONTENDERS, LanguageModels
 from equipoise_lab.compare.lm._summary import Difference, Goal, Outcome
 
 NAME = "compare-lm"

@@ -16,9 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from equipoise.nn import MoE, Readouts, Routing, Surrogate, TokenPrior, capture
-from equipoise_lab.compare.lm._contenders import CONTENDERS
 from equipoise_lab.compare.lm._model import LanguageModel, make_mlp, num_router_ids
-from equipoise_lab.compare.lm._recipe import LanguageModels, Run
+from equipoise_lab.compare.lm._recipe import CONTENDERS, LanguageModels, Run
 from equipoise_lab.compare.lm._text import Text, gather, pieces
 
 LIMIT = 1.25

@@ -19,8 +19,7 @@ from torch import Tensor
 from equipoise.estimators import STRATEGIES, WeightedSampler
 from equipoise_lab.paper._recipe import Paper, quick_recipe
 from equipoise_lab.paper._results import Run
-from equipoise_lab.paper._studies._mixture import mixture_sides
-from equipoise_lab.paper._studies._spread import Spread, measure_spread, tile
+from equipoise_lab.paper._studies._mixture import Spread, measure_spread, mixture_sides, tile
 from equipoise_lab.paper._task import draw_datasets
 from equipoise_lab.paper._train import Trained, train
 
