@@ -268,7 +268,7 @@ def _set_axes(axes: Axes, bench: AssignBench, rows: list[int]) -> None:
     axes.set(xlabel=f"rows n, {_EXPERTS} experts of capacity n / {_EXPERTS}", ylabel="time of one call")
     axes.set_title(
         f"Balanced assignment, {bench.family} scores in float32, {name_threads(bench.threads)}\n"
-        "solid: exact   dashed: inexact   dotted: no balancing",
+        "solid: exact   dashed: inexact   dotted: no balancing"
     )
 
 

@@ -17,8 +17,7 @@ def reproduce(
         typer.Option("--sensitivity", help="Also train the panels with other values of what the paper leaves open."),
     ] = False,
     beyond: Annotated[
-        bool,
-        typer.Option("--beyond", help="Also train the estimators that the paper does not have, on 40 seeds."),
+        bool, typer.Option("--beyond", help="Also train the estimators that the paper does not have, on 40 seeds.")
     ] = False,
     seeds: Annotated[
         int | None, typer.Option(help="Number of runs of each setting. [default: 40 for the REINFORCE panels, else 20]")
