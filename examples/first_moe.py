@@ -74,7 +74,7 @@ print(f"{correct.float().mean():.1%} of the 297 images that were kept for the te
 # |---|---|
 # | `"skip-iw"` with `capacity_factor=1.25` | rows beyond the capacity are dropped, and the others weigh more |
 # | `"switch"` | the most probable expert, gated, with an auxiliary loss |
-# | `"priced"` | the best offer at exact prices: balanced, without an auxiliary loss and without drops |
+# | `"priced"` | the largest logit minus a running exact price: near balance, no auxiliary loss, no drops |
 # | `"topk"` with `top_k=2` | two experts a row, as Mixtral |
 #
 # The loop stays as it is.

@@ -18,8 +18,8 @@ y = clean + 0.1 * torch.randn(100, dtype=torch.float64)
 print(f"{(x >= 0.5).sum()} of 100 points are on the right-hand piece")
 
 # %% [markdown]
-# A router that has nearly solved the task sends points left of 0.5 to expert 0 and the others to expert 1. Expert 0
-# then wants three quarters of the points. With a capacity of 50 it gets only 50 of them.
+# A router that has nearly solved the task sends points left of 0.5 to expert 0 and the others to expert 1. Four
+# fifths of the points then belong to expert 0, whose capacity of 50 holds only 50 of them.
 #
 # ## A balanced draw
 #
@@ -39,7 +39,7 @@ for expert, (colour, marker) in enumerate([("#0b4f94", "o"), ("#cc6a1b", "^")]):
     chosen = sample.z == expert
     axes.plot(x[chosen], y[chosen], marker, color=colour, markersize=4.5, label=f"expert {expert}")
 axes.axvline(0.5, color="#6b6b6b", linewidth=0.8, linestyle="--")
-axes.set(xlabel="x", ylabel="y", title="one balanced draw: 50 points each, wherever the router wants them")
+axes.set(xlabel="x", ylabel="y", title="one balanced draw: 50 points each, whatever the router prefers")
 axes.legend()
 
 # %% [markdown]
@@ -61,7 +61,7 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.1), layout="constrain
 figure.set_label("Left: the router's probability of expert 0 and the probability under balance. Right: the weights")
 order = x.argsort()
 left.plot(x[order], p[order], color="#222222", label="p, the router")
-left.plot(x[order], q[order], color="#8c2d04", linestyle="--", label="q, balanced, given the others")
+left.plot(x[order], q[order], color="#8c2d04", linestyle="--", label="q, balanced")
 left.set(xlabel="x", ylabel="probability of expert 0", title="balance pulls the boundary to the left")
 left.legend()
 right.semilogy(x, weight, "^", color="#8c2d04", markersize=4)
@@ -70,7 +70,7 @@ right.set(xlabel="x", ylabel="weight p/q", title="the weights of one draw")
 print(f"largest weight {weight.max():.1f}, smallest {weight.min():.1e}, mean {weight.mean():.2f}")
 
 # %% [markdown]
-# Points that were pushed away from the expert that the router wants count for almost nothing. Points near the
+# Points that were moved away from the expert that the router prefers count for almost nothing. Points near the
 # boundary between 0 and 0.5 that did get expert 0 count more, for themselves and for those that did not.
 #
 # ## Is it unbiased?

@@ -3,7 +3,7 @@
 # # Write your own strategy, and audit it
 #
 # A *strategy* is a way of drawing experts together with the weights that go with it. This page writes one in fifteen
-# lines, asks the audit whether its gradient is unbiased, breaks it on purpose, and trains a layer with it.
+# lines, audits whether its gradient is unbiased, breaks it on purpose, and trains a layer with it.
 #
 # ## An idea
 #
@@ -56,7 +56,7 @@ print(eq.audit.audit(explorer, conditions))
 # %% [markdown]
 # ## Break it
 #
-# Weights that forget about the temperature look harmless. This version claims a probability that was not the one
+# Weights that ignore the temperature look harmless. This version claims a probability that was not the one
 # used:
 
 # %%

@@ -37,7 +37,7 @@ def work(rank: int, scope: str, store: str, results) -> None:
     generator = torch.Generator().manual_seed(rank)
     torch.manual_seed(100 + rank)
     for _ in range(STEPS):
-        x = torch.randn(128, 32, generator=generator) + rank  # ranks see different data
+        x = torch.randn(128, 32, generator=generator) + rank  # ranks have different data
         with eq.nn.capture(model, optimizer) as routings:
             losses = (x + model(x) - 1).square().mean(-1)
         loss = surrogate(losses, routings)
@@ -53,7 +53,7 @@ def work(rank: int, scope: str, store: str, results) -> None:
 #
 # With `scope="local"` each rank balances its own tokens: every rank sends the same number of tokens to every other,
 # so the exchange has static sizes. With `scope="global"` the assignment is exact over the tokens of *all* ranks: a
-# rank whose tokens all want the same expert may send it more, if another rank sends it less.
+# rank whose tokens all prefer the same expert may send it more, if another rank sends it less.
 
 # %%
 

@@ -5,6 +5,7 @@ import importlib
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import griffe
@@ -23,7 +24,9 @@ PACKAGES = (
     "equipoise.audit",
     "equipoise.distributed",
     "equipoise.integrations.transformers",
+    "equipoise.reference",
 )
+"""The packages whose names the API pages document."""
 _EXAMPLE = re.compile(r"^( *)Example:$", re.MULTILINE)
 _POWER = re.compile(r"(?<=\w)\*\*(?=\w)")
 _RESULT = re.compile(r"^( *(?:Returns|Yields):\n)((?: +.*\n?)+)", re.MULTILINE)
@@ -35,9 +38,11 @@ def targets() -> dict[str, str]:
     """Returns where each public name is documented; the first package that exports it has it."""
     where: dict[str, str] = {}
     for package in PACKAGES:
-        for name in getattr(importlib.import_module(package), "__all__", ()):
-            where.setdefault(name, f"{package}.{name}")
-    return {name: path for name, path in where.items() if not name.startswith("_")}
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            if not (name.startswith("_") or isinstance(getattr(module, name), ModuleType)):
+                where.setdefault(name, f"{package}.{name}")
+    return where
 
 
 def with_tables(text: str) -> str:

@@ -25,6 +25,7 @@ PAGES = {
 _NUMBER = re.compile(r"<td([^>]*)>([-+0-9.,%() ]{1,24}(?: to [-+0-9.,%() ]{1,12})?)</td>")
 _CELL = re.compile(r"<td((?: style=[^>]*)?)>(.*?)</td>", re.DOTALL)
 _TAG = re.compile(r"<[^>]+>")
+_FIGURE = re.compile(r'<p><img alt="([^"]+)"[^>]*></p>')
 _LINK = re.compile(r"(\]\()([^)#:\s]+)([)#])")
 
 
@@ -48,7 +49,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Marks cells of tables: numbers, which are not broken over lines, and long text, which is not squeezed."""
+    """Gives figures captions; marks cells of tables, so that numbers are not broken and long text is not squeezed."""
+    html = _FIGURE.sub(r"<figure>\g<0><figcaption>\1.</figcaption></figure>", html)
     html = _NUMBER.sub(r'<td class="number"\1>\2</td>', html)
     return _CELL.sub(_marked, html)
 

@@ -26,8 +26,9 @@ def test_small_problems_either_way(
 ) -> None:
     n, k = 400, 8
     scores, capacity = draw_scores(family, n, k, seed=7), math.ceil(n * factor / k)
+    monkeypatch.setattr(_primal_dual, "SMALL_ROWS", n)
     direct = eq.assign(scores, capacity)
-    monkeypatch.setattr(_primal_dual, "SMALL_ENTRIES", 0)
+    monkeypatch.setattr(_primal_dual, "SMALL_ROWS", 0)
     sampled = eq.assign(scores, capacity)
     check_certified(scores, sampled)
     assert abs(float(direct.value - sampled.value)) <= 2e-9 * max(abs(float(direct.value)), largest_score(scores))

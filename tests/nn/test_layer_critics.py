@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A critic for each layer: the estimate stays what it is, by enumeration to 1e-12, and the critics learn."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,17 +17,12 @@ from support.outcomes import (
     as_decided,
     differ,
     gradient,
-    many_tiny_passes,
     nothing_dropped,
     own_noise,
     rows,
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _thousands_of_tiny_passes() -> Iterator[None]:
-    with many_tiny_passes():
-        yield
+pytestmark = pytest.mark.usefixtures("many_tiny_passes")
 
 
 def squared(found: Tensor, targets: Tensor) -> Tensor:

@@ -88,6 +88,8 @@ def test_a_capture_without_a_forward_pass_asks_for_nothing() -> None:
     with capture(model, optimizer):
         pass
     optimizer.step()
+    assert updates(model) == [0, 0]
+    assert len(optimizer._optimizer_step_post_hooks) == 0
 
 
 # --- inputs and readouts ---------------------------------------------------------------------------------------------
@@ -169,6 +171,11 @@ def test_head_of_your_own_and_inputs_of_a_flat_batch() -> None:
     surrogate = Surrogate(Readouts(model, lambda dim: nn.Sequential(nn.Linear(dim, 3), nn.Tanh(), nn.Linear(3, 5))))
     losses, routings = forward(model, inputs=True)
     surrogate(losses.flatten(), routings, targets=TARGETS.flatten()).backward()
+    assert all(head.grad is not None and bool(head.grad.any()) for head in surrogate.parameters())
+    flat = [head.grad for head in surrogate.parameters()]
+    surrogate.zero_grad()
+    surrogate(*forward(model, inputs=True), targets=TARGETS).backward()
+    assert all(torch.equal(*pair) for pair in zip(flat, (head.grad for head in surrogate.parameters()), strict=True))
 
 
 def test_refusals() -> None:
@@ -225,19 +232,23 @@ def test_a_layer_that_is_trained_without_a_capture_warns_once() -> None:
     with pytest.warns(RoutingWarning, match="trained without a capture") as caught:
         model(X).mean().backward()
     assert len(caught) == 2  # one a layer, with the same text: shown once
-    model(X).mean().backward()
-    copy.deepcopy(model)
+    with warnings.catch_warnings(record=True) as again:
+        warnings.simplefilter("always")
+        model(X).mean().backward()
+        copy.deepcopy(model)(X).mean().backward()
+    assert again == []
 
 
 def test_what_does_not_warn() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         Model()(X)  # nobody differentiates
         Model("switch")(X).mean().backward()
         Model(loss="gating")(X).mean().backward()
         Model().eval()(X).mean().backward()
         losses, routings = forward(Model())
         Surrogate()(losses, routings).backward()
+    assert caught == []
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------

@@ -55,7 +55,10 @@ def test_dropping_for_long_warns_once_and_says_what_to_change() -> None:
         steps(moe, 1, kept=4)
     assert len(w) == 1
     assert f"for {LONG} steps" in str(w[0].message)
-    steps(moe, 2 * LONG, kept=4)
+    with warnings.catch_warnings(record=True) as again:
+        warnings.simplefilter("always")
+        steps(moe, 2 * LONG, kept=4)
+    assert again == []
 
 
 def test_heavy_weights_for_long_warn() -> None:
@@ -78,6 +81,11 @@ def test_evaluation_does_not_count() -> None:
     moe.eval()
     for _ in range(2 * LONG):
         watch(["moe"], [moe], [routing])
+    assert moe.routing_monitor is None
+    moe.train()
+    watch(["moe"], [moe], [routing])
+    assert moe.routing_monitor is not None
+    assert moe.routing_monitor.steps == 1
 
 
 def test_good_routing_is_read_once_in_a_while_and_never_warns() -> None:

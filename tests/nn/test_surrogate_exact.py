@@ -5,7 +5,7 @@ Every outcome of every layer's noise is played, see `support.outcomes`. A statem
 negative control: there the difference must be large.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -26,7 +26,6 @@ from support.outcomes import (
     estimate,
     exact,
     gradient,
-    many_tiny_passes,
     nothing_dropped,
     own_noise,
     rows,
@@ -35,10 +34,7 @@ from support.outcomes import (
 weighted = partial(Surrogate, weights="all")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _thousands_of_tiny_passes() -> Iterator[None]:
-    with many_tiny_passes():
-        yield
+pytestmark = pytest.mark.usefixtures("many_tiny_passes")
 
 
 def moved_average() -> EMABaseline:

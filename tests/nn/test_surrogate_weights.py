@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`weights="router"`, and gated outputs with the score function: their objectives, by enumeration, to 1e-12."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,17 +19,12 @@ from support.outcomes import (
     estimate,
     exact,
     gradient,
-    many_tiny_passes,
     nothing_dropped,
     own_noise,
     rows,
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _thousands_of_tiny_passes() -> Iterator[None]:
-    with many_tiny_passes():
-        yield
+pytestmark = pytest.mark.usefixtures("many_tiny_passes")
 
 
 def of(model: Model, part: str) -> Tensor:

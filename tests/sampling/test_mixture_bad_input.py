@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise._core import checked_eps
 from equipoise.sampling import Sample, sample_averaged, sample_gumbel_matching, sample_independent, sample_skip
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -106,5 +105,6 @@ def test_coins_must_be_given_for_each_draw() -> None:
 
 
 def test_value_check_is_a_well_formed_operator() -> None:
-    torch.library.opcheck(checked_eps, (torch.tensor([0.1, 0.0]), None))
-    torch.library.opcheck(checked_eps, (torch.tensor([0.1, 0.0]), torch.tensor([False, True])))
+    for deterministic in (None, torch.tensor([False, True])):
+        found = torch.library.opcheck(torch.ops.equipoise.checked_eps, (torch.tensor([0.1, 0.0]), deterministic))
+        assert set(found.values()) == {"SUCCESS"}

@@ -7,14 +7,12 @@ autograd.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any
 
 import torch
-from jaxtyping import config
 from torch import Tensor, nn
 
 from equipoise import reference
@@ -30,17 +28,6 @@ BIASED = 1e-4
 EXPERTS = 2
 # Noise that decides a row's expert whatever the logits of these tests, without costing digits.
 DECISIVE = 60.0
-
-
-@contextmanager
-def many_tiny_passes() -> Iterator[None]:
-    """Threads would only wait for each other, and signatures are checked in the other tests."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
-    torch.set_num_threads(before)
 
 
 class Played:

@@ -38,7 +38,8 @@ def jit_vector(function: F) -> F:
 def _compile(function: F, **options: Any) -> F:
     # Unwrapped, because a run-time type checker (the tests use one) wraps what it checks; Numba compiles no wrapper.
     plain = inspect.unwrap(function)
-    compiled: Any = numba.njit(nogil=True, error_model="numpy", **options)(plain)
+    options |= {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nothing calls kernels from C
+    compiled: Any = numba.njit(**options)(plain)
     # Numba drops a cached kernel when the file it stands in changes, but not when a kernel that it calls does, and
     # fails on a cached type whose module is gone. So files are named after all the sources of the folder that holds the
     # kernel; outside of it kernels call only what is in `_vector.py`, `_elementary.py` and `_threshold.py`.

@@ -4,6 +4,8 @@
 import torch
 from torch import Tensor
 
+from equipoise._core._operators import value_check
+
 _RANGE = "eps must be in [0, 1)"
 _RANGE_REMEDY = "0 mixes nothing in, 0.2 is usual"
 _COLD = (
@@ -20,7 +22,7 @@ def check_eps(eps: float | int, deterministic: bool) -> None:
         raise ValueError(_COLD.format(eps))
 
 
-@torch.library.custom_op("equipoise::checked_eps", mutates_args=())
+@value_check("checked_eps")
 def checked_eps(eps: Tensor, deterministic: Tensor | None) -> Tensor:
     """Requires mixture weights in [0, 1), and 0 in problems whose temperature is 0 (True); returns them."""
     bad = ~((eps >= 0) & (eps < 1))
@@ -32,11 +34,6 @@ def checked_eps(eps: Tensor, deterministic: Tensor | None) -> Tensor:
         if bool(bad.any()):
             raise ValueError(_COLD.format(float(eps_of[bad][0])))
     return eps.clone()
-
-
-@checked_eps.register_fake
-def _(eps: Tensor, deterministic: Tensor | None) -> Tensor:  # pyright: ignore[reportUnusedParameter]
-    return torch.empty_like(eps)
 
 
 def check_solves(solves: int) -> None:

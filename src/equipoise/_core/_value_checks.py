@@ -12,6 +12,8 @@ Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 import torch
 from torch import Tensor
 
+from equipoise._core._operators import value_check
+
 
 def row_name(failed: Tensor) -> str:
     """Names the first True entry of bool [..., n]: "row 3", or "row 3 of problem [1, 0]"."""
@@ -27,7 +29,7 @@ def all_finite(x: Tensor) -> bool:
     return bool((least > -torch.inf) & (most < torch.inf))  # one number, since a device would be waited for twice
 
 
-@torch.library.custom_op("equipoise::checked_temperature", mutates_args=())
+@value_check("checked_temperature")
 def checked_temperature(temperature: Tensor, positive: bool) -> Tensor:
     """Requires finite temperatures >= 0, or > 0 where `positive`; returns them."""
     bad = ~((temperature > 0) if positive else (temperature >= 0)) | temperature.isinf()
@@ -35,11 +37,6 @@ def checked_temperature(temperature: Tensor, positive: bool) -> Tensor:
         rule, remedy = _temperature_rule(positive)
         raise ValueError(f"temperature must be finite and {rule}, got {float(temperature[bad][0])}: {remedy}")
     return temperature.clone()
-
-
-@checked_temperature.register_fake
-def _(temperature: Tensor, positive: bool) -> Tensor:  # pyright: ignore[reportUnusedParameter]
-    return torch.empty_like(temperature)
 
 
 def _temperature_rule(positive: bool) -> tuple[str, str]:
@@ -55,7 +52,7 @@ def check_temperature(temperature: float | int, positive: bool) -> None:
         raise ValueError(f"temperature must be finite and {rule}, got {temperature}: {remedy}")
 
 
-@torch.library.custom_op("equipoise::checked_choice", mutates_args=())
+@value_check("checked_choice")
 def checked_choice(z: Tensor, best: Tensor) -> Tensor:
     """Requires that the best perturbed logit of every row is finite; returns the choice z.
 
@@ -70,12 +67,7 @@ def checked_choice(z: Tensor, best: Tensor) -> Tensor:
     return z.clone()
 
 
-@checked_choice.register_fake
-def _(z: Tensor, best: Tensor) -> Tensor:  # pyright: ignore[reportUnusedParameter]
-    return torch.empty_like(z)
-
-
-@torch.library.custom_op("equipoise::checked_slots", mutates_args=())
+@value_check("checked_slots")
 def checked_slots(capacity: Tensor) -> Tensor:
     """Requires capacities int64 [..., k] >= 1; returns them."""
     if bool((capacity < 1).any()):
@@ -84,8 +76,3 @@ def checked_slots(capacity: Tensor) -> Tensor:
             "make up for an expert that never keeps a row; forbid it with logits of -inf and give it capacity 1"
         )
     return capacity.clone()
-
-
-@checked_slots.register_fake
-def _(capacity: Tensor) -> Tensor:
-    return torch.empty_like(capacity)

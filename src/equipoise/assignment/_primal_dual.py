@@ -16,7 +16,7 @@ The order of work for one large problem, each part a compiled kernel (`_kernels`
 Where rows come in clusters or scores have a low rank, a sample tells too little. Then Newton's method runs over all
 rows with all their experts, from much smoothing to little, before step 2.
 
-Small problems go to step 3 at once, with every expert a candidate of every row. `docs/assignment.md` has the
+Problems of few rows go to step 3 at once, with every expert a candidate of every row. `docs/assignment.md` has the
 derivation. Legend: b problems, n rows, k experts, K experts a row, m contested rows.
 """
 
@@ -38,8 +38,8 @@ Counts = NDArray[np.int64]
 Ints = NDArray[np.int32]
 Flags = NDArray[np.bool_]
 
-# Below this many entries the passes that save work on a large problem cost more than it has.
-SMALL_ENTRIES = 8192
+# With so many rows, or no more than experts, chains alone take less time than the passes that save work on many rows.
+SMALL_ROWS = 128
 # Rows that one thread reads at a time; results do not depend on it.
 BLOCK_ROWS = 8192
 # Over all rows prices move far at one mu, so candidates that trail by so many mu stay.
@@ -113,7 +113,7 @@ def primal_dual(
         check_start(c.reshape(*batch, k), np.asarray(top_k * rows.reshape(*batch, n).sum(-1)), p, top_k)
     z = np.empty((b, n, top_k), np.int32)
     value, gap = np.zeros(b), np.zeros(b)
-    if (k == 2 and top_k == 1) or n * k <= SMALL_ENTRIES:
+    if (k == 2 and top_k == 1) or n <= max(SMALL_ROWS, k):
         _solve_small(s, rows, c, p, z, value, gap)
     else:
         parallel = b < torch.get_num_threads()

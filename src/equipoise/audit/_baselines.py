@@ -25,12 +25,28 @@ _DECAY = 0.9
 class Control(Protocol):
     """What an estimate subtracts: a baseline for each row, a critic for each pair, or neither.
 
-    It may not depend on the expert that its own row drew in the current batch; if it does, the audit finds out.
+    It may not depend on the expert that its own row drew in the current batch. If it does, the estimate is biased, and
+    the audit detects it.
 
     Attributes:
         name: what results call it.
         draws: draws that one estimate averages.
         learns: whether it depends on past batches.
+
+    Example:
+        A baseline that is always 1:
+
+        >>> import equipoise as eq
+        >>> class One:
+        ...     name, draws, learns = "one", 1, False
+        ...
+        ...     def read(self, s, losses, weight):
+        ...         return 1.0, None
+        ...
+        ...     def update(self, s, losses):
+        ...         pass
+        >>> isinstance(One(), Control), eq.audit.audit("sample", eq.audit.Conditions(draws=1000), baseline=One()).name
+        (True, 'sample + one')
     """
 
     name: str
@@ -71,7 +87,17 @@ def make_control(baseline: str, problem: Problem) -> Control:
 
 
 class NoBaseline:
-    """No baseline. Also the base class of baselines that keep no state between batches."""
+    """No baseline. Also the base class of baselines that keep no state between batches.
+
+    Example:
+        >>> class Half(NoBaseline):
+        ...     name = "half"
+        ...
+        ...     def read(self, s, losses, weight):
+        ...         return 0.5, None
+        >>> NoBaseline().name, Half().learns, isinstance(Half(), Control)
+        ('none', False, True)
+    """
 
     name = "none"
     draws = 1

@@ -89,10 +89,15 @@ class Problem:
         logits: a, the router's.
         losses: f(x_i, j), which stand for the parameters of the experts too.
         exact: the gradient of E[(1/n) sum_i f(x_i, z_i)] by the logits, then by the losses, flattened.
-        noise_seed: where every strategy's noise starts, the same for all.
-        features: what a critic sees of each row: its losses at all experts, blurred by noise of sd 1/2.
-        residual: what the residual baseline sees: the mean of a row's losses over experts, blurred in the same way; it
-            stands for the loss of a point whose expert is left out.
+        noise_seed: the seed of the noise, the same for every strategy.
+        features: of each row, for a critic: its losses at all experts, plus noise of standard deviation 1/2.
+        residual: of each row, for a residual baseline: the mean of its losses over experts, plus such noise. It stands
+            for the loss of a row whose expert is left out.
+
+    Example:
+        >>> problem = draw_problem(Conditions(n=4, k=2))
+        >>> problem.logits.shape, problem.exact.shape  # 4 x 2 logits, then 4 x 2 losses
+        (torch.Size([4, 2]), torch.Size([16]))
     """
 
     logits: Float[Tensor, "n k"]

@@ -38,6 +38,13 @@ class Finding:
         bias_interval: simultaneous confidence interval for the norm of the bias, at `CONFIDENCE`.
         detectable: norm of a bias that would have been found with `POWER`.
         deviation: standard deviation of one estimate, the root of the total variance.
+
+    Example:
+        >>> import equipoise as eq
+        >>> found = eq.audit.audit("skip-iw", eq.audit.Conditions(n=4, draws=50_000, row_effect=0.0)).findings["router"]
+        >>> low, high = found.bias_interval
+        >>> low, found.bias < high, found.detectable < eq.audit.TOLERANCE
+        (0.0, True, True)
     """
 
     bias: float

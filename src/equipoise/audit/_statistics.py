@@ -29,11 +29,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 FALSE_ALARM = 1e-6
+"""An unbiased estimate is called biased with at most this probability, over all components."""
 POWER = 0.99
+"""A bias that the test calls detectable is found with at least this probability."""
 CONFIDENCE = 0.95
+"""Of the intervals for the norm of the bias."""
 TOLERANCE = 0.1
+"""The verdict is "unbiased" only where a bias of this fraction of the gradient's norm would have been found."""
 
 Verdict = Literal["unbiased", "biased", "undecided"]
+"""The outcome of an audit; `Judgement` says when each is given."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +48,15 @@ class Tails:
     Attributes:
         second_moment: of each component, averaged over the batch.
         reach: the largest absolute value that each component could have taken.
+
+    Example:
+        Estimates that are 100 with probability 1e-6, else 0. Ten of them were all 0; the tails still count.
+
+        >>> collector = Collector(torch.zeros(1))
+        >>> tails = Tails(second_moment=torch.tensor([0.01]), reach=torch.tensor([100.0]))
+        >>> collector.add(torch.zeros(10, 1), tails)
+        >>> collector.evidence().variance, collector.evidence().reach
+        (tensor([0.0100]), tensor([100.]))
     """
 
     second_moment: Float[Tensor, " m"]
@@ -145,6 +159,14 @@ class Judgement:
         component: its index.
         detectable: bias that would be found with `POWER`, as a fraction of the norm; the largest over groups.
         more_estimates: estimates that are missing for a decision; 0 unless undecided, None if no number would do.
+
+    Example:
+        >>> collector = Collector(torch.ones(1).double())
+        >>> noise = torch.randn(10_000, 1, generator=torch.Generator().manual_seed(0)).double()
+        >>> collector.add(1.0 + noise)
+        >>> judged = judge(collector.evidence())
+        >>> judged.verdict, judged.z < judged.z_limit, judged.more_estimates
+        ('unbiased', True, 0)
     """
 
     verdict: Verdict

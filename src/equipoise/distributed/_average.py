@@ -26,11 +26,16 @@ def average_gradients(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
         mesh: all of whose ranks take part.
 
     Example:
-        On every rank, after the backward pass::
+        Every rank calls it between the backward pass and the optimiser's step; here there is one rank.
 
-            loss.backward()
-            average_gradients(model.parameters(), mesh)
-            optimizer.step()
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> mesh = dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("expert",))
+        >>> model = torch.nn.Linear(2, 1)
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> average_gradients(model.parameters(), mesh)
+        >>> model.weight.grad
+        tensor([[1., 1.]])
+        >>> dist.destroy_process_group()
     """
     every: list[Any] = [x for x in parameters if x.requires_grad and not isinstance(x, DTensor)]
     for x in every:

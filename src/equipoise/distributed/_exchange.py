@@ -59,15 +59,26 @@ class ExchangeMetadata:
 class AllToAllDispatcher:
     """Groups rows by expert, exchanges them over the expert axis, and groups what arrives by this rank's experts.
 
-    Where the routing of every rank is exactly balanced and all have as many tokens, which they agree on while the
-    router works, the splits are equal: no counts travel and no host waits for a device. Otherwise the counts travel
-    first, and the splits are those of the rows that exist.
+    Where the routing of every rank is exactly balanced and all have as many tokens, the splits are equal: no counts are
+    sent and no host waits for a device. (Ranks exchange their numbers of tokens while the router works.) Otherwise
+    ranks send the counts first, and then as many rows as there are.
 
     The gradient of an expert's parameters is the average over ranks, as for every other parameter under data
     parallelism: what arrives at the experts in the backward pass is divided by the size of the expert axis.
 
     Args:
         ranks: of the mesh.
+
+    Example:
+        `parallelize` gives every layer such a dispatcher; here on one rank:
+
+        >>> import torch.distributed as dist
+        >>> import equipoise as eq
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> mesh = dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("expert",))
+        >>> eq.distributed.parallelize(eq.nn.MoE(8, 4), mesh).dispatcher
+        AllToAllDispatcher(ranks=Ranks(experts=1, data=1))
+        >>> dist.destroy_process_group()
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -106,7 +117,7 @@ class AllToAllDispatcher:
         size, each, slots = self.ranks.expert_size, groups.num_experts // self.ranks.expert_size, groups.slots
         assert slots is not None
         dim = groups.rows.shape[1]
-        arrived = self._exchange(groups.rows, None, None, size).reshape(size, each, slots, dim)
+        arrived = self._exchange(groups.rows, None, None, float(size)).reshape(size, each, slots, dim)
         rows = arrived.transpose(0, 1).reshape(groups.rows.shape)
         counts = torch.full([each], size * slots, dtype=torch.int64, device=rows.device)
         return Grouped(rows=rows, counts=counts, slots=size * slots), _Equal(slots=slots)
@@ -117,7 +128,7 @@ class AllToAllDispatcher:
         outgoing = groups.counts.reshape(size, -1)
         incoming = self.ranks.all_to_all(outgoing)
         sent, received = (tuple(x.sum(1).tolist()) for x in (outgoing, incoming))
-        arrived = self._exchange(groups.rows[: sum(sent)], received, sent, size)
+        arrived = self._exchange(groups.rows[: sum(sent)], received, sent, float(size))
         expert = torch.arange(incoming.shape[1], device=incoming.device).repeat(size)
         expert = expert.repeat_interleave(incoming.reshape(-1), output_size=sum(received))
         order = expert.argsort(stable=True)

@@ -62,12 +62,18 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, scope: str = "local") -> 
             model's settings; then on all ranks, with the same message.
 
     Example:
-        In a program that `torchrun --nproc-per-node 4` starts::
+        A mesh of one rank. In a program that `torchrun --nproc-per-node 4` starts, `dist.init_process_group()` takes no
+        arguments, and a mesh (2, 2) with the axes "data" and "expert" spreads the experts over pairs of ranks.
 
-            dist.init_process_group()
-            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "expert"))
-            model = eq.distributed.parallelize(model, mesh)
-            model = DistributedDataParallel(model)
+        >>> import torch.distributed as dist
+        >>> import equipoise as eq
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> mesh = dist.device_mesh.init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "expert"))
+        >>> model = parallelize(eq.nn.MoE(8, 4), mesh)
+        >>> model = DistributedDataParallel(model)
+        >>> model(torch.randn(16, 8)).shape
+        torch.Size([16, 8])
+        >>> dist.destroy_process_group()
     """
     check_one_of("scope", scope, SCOPES)
     check_mesh(mesh)

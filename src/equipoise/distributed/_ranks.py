@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Ranks`: the processes of a mesh, and what they say to each other.
+"""`Ranks`: the processes of a mesh, and the messages between them.
 
 Every collective goes through here, so that a rank that is missing ends in one error that says what to look for.
 """
@@ -19,7 +19,20 @@ EXPERT_AXIS = "expert"
 
 
 class RankError(RuntimeError):
-    """A collective did not complete: another rank ended, raised, or does something else."""
+    """A collective did not complete: another rank ended, raised an error, or runs something else.
+
+    Example:
+        One rank that announces more rows than it has:
+
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> mesh = dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("expert",))
+        >>> try:
+        ...     Ranks(mesh).all_to_all(torch.zeros(3, 8), receive=[4], send=[4])
+        ... except RankError as error:
+        ...     print(error)
+        an exchange of tokens did not complete on rank 0: another rank ended, raised an error, ...
+        >>> dist.destroy_process_group()
+    """
 
 
 @dataclass

@@ -36,13 +36,21 @@ class TrainingState:
         others: what else has a state, by name, such as `surrogate=surrogate`, `schedule=schedule`.
 
     Example:
-        Every rank calls::
+        Every rank makes the same calls; one process needs no process group. The object meets `Stateful`, for your own
+        calls of `dcp.save({"run": state}, ...)`.
 
-            state = TrainingState(model, optimizer, surrogate=surrogate)
-            state.save(folder)
-            state.load(folder)
-
-        It meets `Stateful`, for your own calls of `dcp.save({"run": state}, ...)`.
+        >>> import tempfile
+        >>> import equipoise as eq
+        >>> model, surrogate = eq.nn.MoE(8, 4), eq.nn.Surrogate()
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> state = TrainingState(model, optimizer, surrogate=surrogate)
+        >>> before = model.router.weight.detach().clone()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     state.save(folder)
+        ...     _ = nn.init.zeros_(model.router.weight)
+        ...     state.load(folder)
+        >>> torch.equal(model.router.weight, before)
+        True
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, **others: Any) -> None:

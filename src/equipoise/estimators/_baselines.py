@@ -75,11 +75,13 @@ class EMABaseline:
     .. math::
         b_t = \frac{\sum_{s < t} \lambda^{t-1-s} f_s}{\sum_{s < t} \lambda^{t-1-s}}, \qquad b_0 = \text{start},
 
-    with f_s the plain mean of the losses over the rows kept at step s: an average of what was seen from the second step
-    on, as Adam corrects its moments. With `corrected=False` it is the paper's, :math:`b_{t+1} = \lambda b_t + (1 -
-    \lambda) f_t`, which depends on its start for about 1 / (1 - lambda) steps: until then b is too small, and the
-    score-function term many times too large. Read `value` first, `update` afterwards: the value then depends on past
-    batches only, and subtracting it is unbiased under every way of sampling.
+    with f_s the plain mean of the losses over the rows kept at step s. From the second step on this is a weighted
+    average of past losses alone, corrected for the start as Adam corrects its moments. With `corrected=False` it is the
+    paper's, :math:`b_{t+1} = \lambda b_t + (1 - \lambda) f_t`, which depends on its start for about 1 / (1 - lambda)
+    steps. From a start of 0, b is too small during these steps, and the score-function term many times too large.
+
+    Unbiased when: read first, updated afterwards. The value then depends on past batches only, and subtracting it is
+    unbiased under every way of sampling.
 
     Example:
         >>> import equipoise.sampling as sampling
@@ -106,7 +108,7 @@ class EMABaseline:
             shape: () for one number, the mean over all batch dimensions; or the batch dimensions, for a number each.
             start: b before the first batch, when nothing is known of the losses. What an untrained model loses, such as
                 log(classes), keeps the first step in line with those that follow.
-            corrected: whether the start is forgotten with the first batch.
+            corrected: whether the start has weight 0 from the first batch on.
         """
         check_fraction("decay", decay)
         self.decay, self.corrected = decay, corrected
@@ -206,7 +208,7 @@ def draws_baseline(
     estimate is the mean of `reinforce` over the draws. It evaluates the experts D times.
 
     Unbiased when: the draws are independent, each with noise of its own. Then b_i^d does not depend on draw d at all,
-    so it may see every row of the others, under skip and Gumbel-Matching too.
+    so it may use every row of the others, under skip and Gumbel-Matching too.
 
     Args:
         losses: f(x_i, z_i) of D >= 2 draws, which are the first dimension.

@@ -36,8 +36,8 @@ class RegressionCritic:
 
     Unbiased when: read first, updated afterwards. `c = critic(x)`, then `reinforce(..., critic=c)`, then
     `critic.update(x, s, losses)`: c then depends on past batches only. A critic that was updated with the current batch
-    before it is read has seen the experts that were drawn, and the estimate is **biased**; nothing can tell, because
-    the features of two batches may well be the same. The features of a row may not depend on its expert either.
+    before it is read depends on the experts that were drawn, and the estimate is **biased**. This cannot be detected,
+    because two batches may have the same features. The features of a row may not depend on its expert either.
 
     Example:
         >>> import equipoise.sampling as sampling

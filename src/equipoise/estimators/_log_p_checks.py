@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise._core import all_finite, is_batched, row_name
+from equipoise._core._operators import value_check
 
 # Of each dimension so many rows are looked at: logits in the place of log_p are wrong in nearly all rows.
 _SOME_ROWS, _SOME_PROBLEMS = 16, 4
@@ -21,7 +22,7 @@ _SUM_SLACK = 0.05
 _LOG_P_SLACK = 0.05
 
 
-@torch.library.custom_op("equipoise::checked_log_ratio", mutates_args=())
+@value_check("checked_log_ratio")
 def checked_log_ratio(log_p_z: Tensor, log_q_z: Tensor, deterministic: Tensor | None, finite: bool) -> Tensor:
     """Computes log p - log q at the sampled experts, requiring that they could be sampled.
 
@@ -56,16 +57,6 @@ def checked_log_ratio(log_p_z: Tensor, log_q_z: Tensor, deterministic: Tensor | 
     return log_ratio
 
 
-@checked_log_ratio.register_fake
-def _(
-    log_p_z: Tensor,
-    log_q_z: Tensor,
-    deterministic: Tensor | None,  # pyright: ignore[reportUnusedParameter]
-    finite: bool,  # pyright: ignore[reportUnusedParameter]
-) -> Tensor:
-    return torch.empty_like(log_p_z - log_q_z)
-
-
 def checked_log_p(log_p: Tensor, mask: Tensor | None, through: Tensor) -> Tensor:
     """Requires that rows of log_p [..., n, k] sum to 1 in probability, those that are not masked, in a sample of them.
 
@@ -78,21 +69,16 @@ def checked_log_p(log_p: Tensor, mask: Tensor | None, through: Tensor) -> Tensor
         What was given to be passed through.
     """
     if torch.compiler.is_compiling():
-        return _checked_log_p(log_p.detach(), mask, through)
+        return _checked_log_p(through, log_p.detach(), mask)
     if not is_batched(log_p, mask):  # within a vmap there are no values to look at
         check_log_p(log_p.detach(), mask)
     return through
 
 
-@torch.library.custom_op("equipoise::checked_log_p", mutates_args=())
-def _checked_log_p(log_p: Tensor, mask: Tensor | None, through: Tensor) -> Tensor:
+@value_check("checked_log_p")
+def _checked_log_p(through: Tensor, log_p: Tensor, mask: Tensor | None) -> Tensor:
     check_log_p(log_p, mask)
     return through.clone()
-
-
-@_checked_log_p.register_fake
-def _(log_p: Tensor, mask: Tensor | None, through: Tensor) -> Tensor:  # pyright: ignore[reportUnusedParameter]
-    return torch.empty_like(through)
 
 
 def check_log_p(log_p: Tensor, mask: Tensor | None) -> None:

@@ -101,9 +101,9 @@ def draw_noise(
 
 @runtime_checkable
 class Strategy(Protocol):
-    """A way to sample experts, with the weights that go with it. Meet it with any object; no base class is needed.
+    """A way to sample experts, with the weights that go with it. Any object with these members is one.
 
-    These are the members that every strategy has. `StrategyTraits` lists those that it may have, with their defaults.
+    No base class is needed. `StrategyTraits` lists optional members, with their defaults.
 
     Example:
         >>> import equipoise as eq
@@ -160,7 +160,7 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyTraits:
-    """The attributes that a strategy may have, with the values that hold for one without them.
+    """The optional attributes of a strategy, with their defaults.
 
     Attributes:
         assigns_all: whether every row gets an expert that processes it. A strategy that also respects the capacity then
@@ -214,6 +214,17 @@ def check_strategy(strategy: object) -> Strategy:
 
     Returns:
         The same object.
+
+    Raises:
+        ValueError: a member is missing or of another type, or a method lacks a keyword.
+
+    Example:
+        >>> import equipoise as eq
+        >>> check_strategy(eq.STRATEGIES["gm-iw"]).name
+        'gm-iw'
+        >>> check_strategy(object())
+        Traceback (most recent call last):
+        ValueError: strategy 'object' must have an attribute name of type str, got none: see ...
     """
     who = f"strategy {getattr(strategy, 'name', type(strategy).__name__)!r}"
     for attribute, kind in _ATTRIBUTES.items():

@@ -110,7 +110,7 @@ def score_function(
     coefficient: Float[Tensor, "*batch n"],
     active: Bool[Tensor, "*batch n"] | None,
 ) -> Float[Tensor, "*batch n"]:
-    """Computes coefficient_i (log p(z_i) - the same, detached): 0, with the gradient of the first part.
+    """Computes a term of value 0 whose gradient is coefficient_i times that of log p(z_i).
 
     Args:
         log_prob: log p of what each row drew, with gradient; it may be -inf where a row has no term.
@@ -134,7 +134,7 @@ def score_function(
 def expected_critic(
     log_p: Float[Tensor, "*batch n k"], critic: Float[Tensor, "*batch n k"], counted: Bool[Tensor, "*batch n"] | None
 ) -> Float[Tensor, "*batch n"]:
-    """Computes the expectation of a critic, sum_j p_ij c_ij, as 0 with its gradient.
+    """Computes a term of value 0 whose gradient is that of the expected critic, sum_j p_ij c_ij.
 
     Args:
         log_p: the router's log-probabilities, with gradient.

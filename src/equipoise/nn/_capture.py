@@ -64,6 +64,24 @@ class RoutingSource(nn.Module):
         routing_warned: whether the warning that it is trained without a capture has been given.
         routing_pending: gradient that the next recomputation adds for its router.
         routing_monitor: state that `Routings.update` keeps for this layer, to warn when its routing stays bad.
+
+    Example:
+        A layer that scales each row by its router's factor, in place of experts:
+
+        >>> import equipoise as eq
+        >>> class Scaled(eq.nn.RoutingSource):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.router = eq.nn.make_router("switch", 8, 4)
+        ...
+        ...     def forward(self, x):
+        ...         routing = self.router(x)
+        ...         return eq.nn.emit(self, routing, routing.scores * x, x)
+        >>> layer = Scaled()
+        >>> with eq.nn.capture(layer) as routings:
+        ...     y = layer(torch.randn(6, 8))
+        >>> [routing.indices.shape for routing in routings]
+        [torch.Size([6, 1])]
     """
 
     routing_sink: list[Emission] | None = None
@@ -99,6 +117,14 @@ def emit(source: RoutingSource, routing: Routing, y: Tensor, x: Tensor | None = 
     Returns:
         The output to return: y itself, except while a reentrant checkpoint recomputes the layer. The first pass had no
         graph, so the router's own gradient (score function, balance losses) enters here, with that of y.
+
+    Example:
+        >>> import equipoise as eq
+        >>> layer, router, x = eq.nn.RoutingSource(), eq.nn.make_router("topk", 8, 4, top_k=2), torch.randn(6, 8)
+        >>> with eq.nn.capture(layer) as routings:
+        ...     y = emit(layer, router(x), x)
+        >>> len(routings), y is x
+        (1, True)
     """
     sink = source.routing_sink
     inputs = x.detach() if x is not None and source.routing_inputs else None
@@ -141,8 +167,8 @@ def capture(
         model: holds at least one `MoE`, or is one. Wrappers (`torch.compile`, data parallelism) are fine.
         optimizer: after its next step `routings.update()` is called, once; None: call it yourself in training. With
             gradient accumulation every capture is updated at the step that ends it.
-        inputs: whether to keep what enters each layer, for `Readouts`: dim numbers a token and layer, which are held
-            until the routings are.
+        inputs: whether to keep what enters each layer, for `Readouts`: dim numbers a token and layer, kept as
+            long as the routings.
 
     Yields:
         The records, a sequence that grows as the model runs.

@@ -27,6 +27,26 @@ class Dispatcher(Protocol):
 
     `dispatch` groups rows by expert and returns them with metadata of the dispatcher's own kind, frozen; `combine`
     takes the experts' outputs, in the layout of the groups, back to the tokens, multiplied by the routing's scores.
+
+    Example:
+        A dispatcher that keeps the number of rows of every expert:
+
+        >>> import equipoise as eq
+        >>> class Counting:
+        ...     def __init__(self):
+        ...         self.local, self.counts = eq.nn.LocalDispatcher(), []
+        ...
+        ...     def dispatch(self, x, routing):
+        ...         groups, metadata = self.local.dispatch(x, routing)
+        ...         self.counts.append(groups.counts.tolist())
+        ...         return groups, metadata
+        ...
+        ...     def combine(self, outputs, metadata):
+        ...         return self.local.combine(outputs, metadata)
+        >>> moe = eq.nn.MoE(8, 4, router="gm-iw", capacity_factor=1.0, dispatcher=Counting())
+        >>> y = moe(torch.randn(12, 8))
+        >>> isinstance(moe.dispatcher, Dispatcher), moe.dispatcher.counts
+        (True, [[3, 3, 3, 3]])
     """
 
     def dispatch(self, x: Float[Tensor, "T dim"], routing: Routing) -> tuple[Grouped, Any]:

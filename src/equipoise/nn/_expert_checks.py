@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from equipoise._core._operators import value_check
+
 
 def check_size(name: str, value: int) -> None:
     """Requires a whole number >= 1."""
@@ -89,7 +91,7 @@ def check_expert_output(index: int, output: object, rows: Tensor) -> None:
         )
 
 
-@torch.library.custom_op("equipoise::checked_counts", mutates_args=())
+@value_check("checked_counts")
 def checked_counts(counts: Tensor, slots: int, exact: bool) -> Tensor:
     """Requires what a routing promises of the rows of each expert: at most `slots`, or exactly; returns the counts."""
     bad = (counts != slots) if exact else (counts > slots)
@@ -101,8 +103,3 @@ def checked_counts(counts: Tensor, slots: int, exact: bool) -> Tensor:
             "correct the routing rule"
         )
     return counts.clone()
-
-
-@checked_counts.register_fake
-def _(counts: Tensor, slots: int, exact: bool) -> Tensor:  # pyright: ignore[reportUnusedParameter]
-    return torch.empty_like(counts)

@@ -38,7 +38,27 @@ def here(x: Tensor) -> Tensor:
 
 
 class Experts(Protocol):
-    """The interface of experts: a module that computes outputs for grouped rows, in the same layout."""
+    """The interface of experts: a module that computes outputs for grouped rows, in the same layout.
+
+    `MoE(experts=)` takes a module with an attribute `num_experts` for experts; any other module is one expert.
+
+    Example:
+        Each expert multiplies its rows by a number of its own:
+
+        >>> import equipoise as eq
+        >>> class Scales(torch.nn.Module):
+        ...     def __init__(self, num_experts):
+        ...         super().__init__()
+        ...         self.num_experts = num_experts
+        ...         self.scale = torch.nn.Parameter(torch.ones(num_experts))
+        ...
+        ...     def forward(self, groups):
+        ...         row = torch.arange(len(groups.rows))
+        ...         expert = torch.bucketize(row, groups.ends(), right=True)
+        ...         return groups.rows * torch.cat([self.scale, torch.zeros(1)])[expert, None]
+        >>> eq.nn.MoE(8, 4, router="switch", experts=Scales(4))(torch.randn(12, 8)).shape
+        torch.Size([12, 8])
+    """
 
     def __call__(self, groups: Grouped, /) -> Float[Tensor, "m dim"]:
         """Applies each expert to its group.

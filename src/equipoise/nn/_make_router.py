@@ -43,7 +43,7 @@ class RoutingOptions(TypedDict, total=False):
             "gating", through its gate, which multiplies the outputs; "gated-reinforce", by both. The others are gated.
         temperature: of strategies, 1 by default: a number; a function of the number of updates so far, such as
             `LinearSchedule`; or "auto", which keeps the effective sample size above a target by what past batches
-            showed, see `AutoProposal`.
+            showed.
         eps: of strategies that mix: the mixture weight, in [0, 1); "auto", as for the temperature; None, the default:
             0.2.
         solves: of strategies that average: how many; None, the default: 8.
@@ -56,8 +56,8 @@ class RoutingOptions(TypedDict, total=False):
         z_loss: weight of the z-loss, 0 by default.
         rate: of `loss-free`: what the bias moves by after each step, in logit units, 0.001 by default. Short runs need
             more.
-        seed: of `hash`: picks the hash function, 0 by default. Give each layer its own: two hashes of a token tell
-            the model more than one. (A token prior has a seed too, see `TokenPrior`.)
+        seed: of `hash`: picks the hash function, 0 by default. Give each layer its own: tokens that share an
+            expert in one layer then rarely share one in the next. (A token prior has a seed too, see `TokenPrior`.)
         token_prior: a `TokenPrior`, or the size of the vocabulary: a learnt table by token id that is added to the
             logits and starts at a hash. The layer then needs `token_ids`. None, the default: no table.
 

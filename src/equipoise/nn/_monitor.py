@@ -31,7 +31,18 @@ LEAST_SAMPLE_SIZE = 0.25
 
 
 class RoutingWarning(UserWarning):
-    """Routing has been bad for hundreds of steps; the message names the layers and what to change."""
+    """A router is not trained, routes badly for hundreds of steps, or loses state; the message says what to change.
+
+    Example:
+        A router that learns by the score function gets no gradient without a `capture`:
+
+        >>> import warnings, torch, equipoise as eq
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     eq.nn.MoE(8, 4, router="gm-iw")(torch.randn(16, 8)).sum().backward()
+        >>> [warning.category.__name__ for warning in caught]
+        ['RoutingWarning']
+    """
 
 
 class Monitor:

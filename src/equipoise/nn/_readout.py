@@ -55,8 +55,8 @@ class Readout(nn.Module):
     `ResidualBaseline` fits the second half. Computing the loss without experts takes a second forward pass.
     A readout takes one matrix product, and uses what the layers below have computed for the token.
 
-    Unbiased for: the router of layer l, and of layers after it. h_i^l has seen the experts that layers before l gave
-    the token, but none of layer l, so that given all of that, b_i^l is a constant in layer l's score-function term.
+    Unbiased for: the router of layer l, and of layers after it. h_i^l depends on the experts that layers before l
+    gave the token, and on none of layer l. Given those, b_i^l is a constant in layer l's score-function term.
     **Biased for the routers of layers before l**, whose draws it depends on. So each layer has a readout of its own (or
     that of an earlier layer), and `Surrogate` a list of baselines, one for each layer. The head's parameters come from
     past batches; take its optimiser step after the surrogate has read r. With attention the same holds: what enters

@@ -38,11 +38,11 @@ class Readouts(nn.Module):
     r"""The baseline for models of several layers: `Surrogate(Readouts(model, classes))`.
 
     Each layer l that learns by the score function has a `Readout` on what enters it, and a `ResidualBaseline` on the
-    readout's loss r_i^l: b_i^l = alpha_l + beta_l r_i^l. What enters layer l has seen the draws of the layers before it
-    and none of its own, so b_i^l is unbiased for layer l. `Surrogate` adds the readouts' losses to what it returns, as
-    gradient and no value; the gradient reaches the heads alone. Three things are needed in the training loop: pass the
-    targets to the surrogate, keep the layers' inputs (`capture(model, inputs=True)`), and give the heads' parameters to
-    the optimiser (`parameter_groups(model, lr, surrogate=surrogate)`).
+    readout's loss r_i^l: b_i^l = alpha_l + beta_l r_i^l. What enters layer l depends on the draws of the layers before
+    it and on none of its own, so b_i^l is unbiased for layer l. `Surrogate` adds the gradient of the readouts' losses
+    to what it returns, and not their value; this gradient reaches the heads alone. Three things are needed in the
+    training loop: pass the targets to the surrogate, keep the layers' inputs (`capture(model, inputs=True)`), and give
+    the heads' parameters to the optimiser (`parameter_groups(model, lr, surrogate=surrogate)`).
 
     With `critic=True` the baseline of a layer also differs by expert: b_i^l + c_ij^l, with c^l a linear function of
     what enters the layer, fitted to what b leaves of the loss at the experts drawn. `Surrogate` subtracts c at the

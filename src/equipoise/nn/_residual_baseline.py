@@ -28,10 +28,10 @@ class ResidualBaseline(WideBuffers):
     leaves those differences in the score-function term, as noise. This baseline removes the part of f that r explains.
 
     Unbiased when: r_i does not depend on any expert that token i was given. With one layer that is the loss with the
-    layer's output left out (the residual stream goes on). With several, leave out **all** of them: an r that has seen
+    layer's output left out (the residual stream goes on). With several, leave out **all** of them: an r that depends on
     the expert of an early layer is biased for that layer's router. With attention, leave them out for every token. The
-    coefficients come from past batches only; those of the current batch would be biased. Before the first batch
-    alpha = 0 and beta = 1: r itself.
+    coefficients come from past batches only; those of the current batch would be biased. Before the first batch alpha =
+    0 and beta = 1: r itself.
 
     The moments are over rows of weight other than 0, unweighted. State is in `state_dict`.
 

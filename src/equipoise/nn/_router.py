@@ -60,8 +60,10 @@ class Router(WideBuffers):
     build the router without a gate (`dim=None`), and pass the logits of your own gate to `route`.
 
     Example:
-        >>> from equipoise.nn._peer_rules import TopK
-        >>> router = Router(8, 4, TopK(2))
+        >>> import equipoise as eq
+        >>> def two_largest(logits, request):
+        ...     return eq.nn.choose_top(logits.detach(), request, top_k=2)
+        >>> router = Router(8, 4, two_largest)
         >>> routing = router(torch.randn(3, 5, 8))
         >>> routing.indices.shape, routing.shape
         (torch.Size([15, 2]), (3, 5))
@@ -100,11 +102,11 @@ class Router(WideBuffers):
             capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) rows; None: no
                 limit.
             eval_capacity_factor: the same in evaluation.
-            evaluation: "argmax": what the rule does in evaluation; "priced": see `RunningPrices`. The attribute may be
+            evaluation: "argmax" or "priced", see `RoutingOptions`. The attribute may be
                 set at any time: prices are averaged in either case (of every eighth batch while they are not used), and
                 are part of the state dict.
             temperature: for rules that sample: a number, a function of the number of `observe` calls so far, or
-                "auto", see `AutoProposal`.
+                "auto", see `RoutingOptions`.
             eps: for rules that mix: "auto", or None for the rule's own.
             target_sample_size: of "auto".
             loss_weights: weights of "load-balance", "marginal-entropy" and "z".

@@ -29,22 +29,22 @@ class Routing(Record):
         indices: the experts of each row; E stands for "no expert" (dropped, masked).
         scores: the factor of each expert's output, 0 where there is no expert. With gradient where the router learns
             through it.
-        weight: the weight of each row's loss, detached. The paper's strategies: p/q and what makes up for dropped
-            rows, so 0 for those. Any other router: 1, for dropped rows too. 0 for masked rows.
+        weight: the weight of each row's loss, detached; 0 for masked rows. Of strategies: p/q times the correction for
+            dropped rows, and 0 for dropped rows. Of any other router: 1, for dropped rows too.
         sample: the draw, of strategies that sample, in training; else None. Where a row draws several experts, it has
             the rounds.
         prices: what each expert costs in logit units, where the router solved for it or keeps an average of it; of
             the first round.
         gap: the optimality gap of the assignment, where one was solved; the sum over rounds.
         work: passes over the matrix that a solver took, where it counts them.
-        capacity: the promise that no expert has more rows than this; None promises nothing. Experts whose capacity is
-            known are computed in one batched product, and a promise that does not hold is an error.
+        capacity: an upper bound on the rows of any expert; None: no bound. Where there is one, all experts are
+            computed in one batched product, and a load beyond it is an error.
         mask: rows that take an expert; None for all of them.
         shape: the leading dimensions of the input, x [*shape, dim]; their product is T.
         score_function: whether the router learns by the score function: a surrogate adds the gradient of
             `log_prob()`, times weight and loss.
-        exactly_balanced: known without looking at a tensor: every expert has exactly K T / E rows, none is dropped
-            or masked.
+        exactly_balanced: whether it is known, without reading a tensor, that every expert has exactly K T / E rows
+            and that none is dropped or masked.
         scope: the rows that shared the capacity, and that telemetry is about.
         balance_losses: scalars to add to the loss, with their weights in them; only those whose weight is not 0.
         selection: what was compared before any prices, where that is not the logits (see `Scoring`).

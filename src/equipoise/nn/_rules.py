@@ -37,7 +37,7 @@ class RouteRequest:
         eps: the mixture weight of the proposal, for rules that mix; None: the rule's own.
         generator: where randomness comes from; None is torch's global stream.
         shape: the leading dimensions of the input, x [*shape, dim]; None: it had one.
-        scoring: what the logits mean; None: a softmax, and the factors that the rule says.
+        scoring: what the logits mean; None: a softmax, and factors by the rule.
         selection: what the rule compares, where that is not the logits.
         scope: the rows that share the capacity: those of the logits, or those of several ranks.
 
@@ -116,7 +116,7 @@ class RouteRequest:
 class RoutingRule(Protocol):
     """Anything callable like this: a function, an object, or, where there is state, an `nn.Module` with buffers.
 
-    `RuleTraits` lists the attributes that a rule may have, with their defaults.
+    `RuleTraits` lists the optional attributes of a rule, with their defaults.
 
     Example:
         >>> import equipoise as eq
@@ -142,7 +142,7 @@ class RoutingRule(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleTraits:
-    """The attributes that a rule may have, with the values that hold for one without them.
+    """The optional attributes of a rule, with their defaults.
 
     Attributes:
         top_k: K, which multiplies the capacity.

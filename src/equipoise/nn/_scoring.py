@@ -36,7 +36,7 @@ class Scoring:
         function: "softmax" or "sigmoid".
         normalise: whether the factors of a row's experts are divided by their sum.
         scale: multiplies every factor.
-        num_groups: of how many groups of neighbouring experts the router picks some first.
+        num_groups: how many groups of neighbouring experts there are.
         kept_groups: how many groups a row may choose from: those where the sum of the two largest numbers is largest.
 
     Example:

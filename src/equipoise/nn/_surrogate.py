@@ -47,7 +47,7 @@ class SurrogateLoss:
         loss: to call backward on; its value is the (weighted) mean loss plus the balance losses.
         task: the plain mean of the token losses that count, detached.
         balance: the sum of the balance losses of all layers, detached.
-        readout: the sum of the readouts' losses, detached, which is gradient and no value of `loss`; None without.
+        readout: the sum of the readouts' losses, detached; `loss` has its gradient and not its value. None without.
         critic: the same of the critics' squared errors; None without critics that learn.
 
     Example:
@@ -71,7 +71,7 @@ class Surrogate(nn.Module):
     r"""Computes the loss to call backward on, from token losses and captured routings.
 
     With f_i the loss of token i, z_i^l the expert it drew in layer l (or its K experts, in order), and C_i the tokens
-    that its decisions answer for (`credit`), the gradient and the value are
+    whose losses are credited to its decisions (`credit`), the gradient and the value are
 
     .. math::
         \frac{1}{n} \sum_i \Big[ V_i \nabla f_i
@@ -107,10 +107,10 @@ class Surrogate(nn.Module):
           \frac{1}{n} \text{E} \Big[ \sum_j \nabla p(j \mid x_i^l) \,
           \text{E} \big[ \textstyle\sum_{m \in C_i} f_m \mid z_i^l = j \text{, kept} \big] \Big]:
 
-      what this one decision does to the losses it answers for, if it is drawn from the router and carried out, while
-      all other decisions are made as they are in training. For one layer whose tokens do not see each other that is the
-      gradient of the paper's objective (next line) for the router, and that of the model as run for the experts. With
-      `sample` at temperature 1 all w are 1, and the three values of `weights` agree.
+      the effect of this one decision on the losses credited to it, if it is drawn from the router and carried out,
+      while all other decisions are made as they are in training. For one layer, in a model without attention, that is
+      the gradient of the paper's objective (next line) for the router, and that of the model as run for the experts.
+      With `sample` at temperature 1 all w are 1, and the three values of `weights` agree.
     - **"all"**, one layer; f_i depends on no other token's expert. J = E[(1/n) sum_i f_i] with every z_i drawn from the
       router and no token dropped, for all parameters. With the same routers at any temperature, with any number of
       experts a token; biased with `skip`, `gm` and `gm-sh`, which are so by themselves.
@@ -119,17 +119,17 @@ class Surrogate(nn.Module):
       every layer: with w_i^l alone it is biased. A token that one layer drops has W_i = 0, and no layer learns from
       it, though the residual carries it to the output: a fraction d dropped in each of L layers leaves (1 - d)^L.
     - Attention, where z_i moves the losses of later tokens. Credit "token" is biased: it leaves those out. Credit
-      "sequence" is unbiased with `sample` at temperature 1 (all w = 1), if attention is causal and sequences do not
-      see each other; J is the loss of the model as run. If attention looks ahead, credit "batch" is.
+      "sequence" is unbiased with `sample` at temperature 1 (all w = 1), if attention is causal and stays within
+      a sequence; J is the loss of the model as run. If attention looks ahead, credit "batch" is.
     - Attention and dropping. A token's expert also moves tokens that it crowds out, anywhere in the batch. With `skip`
-      or `skip-iw` at temperature 1 and credit "batch", **"none"** is unbiased for the loss of the model as run, tokens
-      dropped and all; **"all"** with `skip-iw` for (1/n) sum_i E_i[f_i], where E_i is the model as run under the
+      or `skip-iw` at temperature 1 and credit "batch", **"none"** is unbiased for the loss of the model as run, with
+      its dropped tokens; **"all"** with `skip-iw` for (1/n) sum_i E_i[f_i], where E_i is the model as run under the
       condition that every layer keeps token i itself (kept sets drawn uniformly among those with i). Credit "sequence"
       leaves crowding out of account; its bias goes away as fewer tokens are dropped. Neither J is that of the model
       that drops nothing: weights correct what happens to a token, not what happens to its context.
     - Attention with **"all"** at another temperature, with Sinkhorn first, or with Gumbel-Matching (`gm-iw`): unbiased
       for no J in closed form. The context is drawn from q, and W_i corrects token i's own draws alone. Weights that
-      correct the context are products over all of its tokens, and useless at any length.
+      correct the context are products over all of its tokens, with a variance that makes them useless.
 
     With `loss="gated-reinforce"` f depends on the router through its gates, and all of the above holds for the gated
     model. With `loss="gating"` there is no second term, and the estimate is E[grad f] of the first.
@@ -169,8 +169,8 @@ class Surrogate(nn.Module):
             baseline: b. None: an exponential moving average of past losses, `EMABaseline()`. Or one of your own, a
                 `ResidualBaseline`, a number, or a tensor with a number for each token. Or a list of such, one for each
                 layer in order of execution. Or `Readouts`, which are that for every layer of a model. What learns is
-                part of `state_dict`, and moves on at each call in training mode with gradients enabled. Not a mean over
-                the batch in hand: under a capacity that is biased, and nothing in a tensor tells that it is one; see
+                part of `state_dict`, and moves on at each call in training mode with gradients enabled. Do not
+                pass a mean over the current batch: under a capacity it is biased, which cannot be detected; see
                 `equipoise.reinforce`.
             credit: "token", "sequence" or "batch".
             weights: which terms carry weights: "router", "all" or "none". Except with "all", dropped tokens count with
@@ -206,8 +206,8 @@ class Surrogate(nn.Module):
                 first calls and now and then, by a walk over the autograd graph.
             routings: what `capture` yielded; serves one call.
             targets: what the losses compare with, for `Readouts`.
-            mask: False for tokens whose loss does not count (prompts, padding). Their decisions still answer for the
-                losses after them.
+            mask: False for tokens whose loss does not count (prompts, padding). Later losses are still credited to
+                their decisions.
             residual: with a `ResidualBaseline`: each token's loss without the experts' output, of the shape of
                 token_losses; or a function that returns it, which is called without gradients. With a list of
                 baselines: a list, with None for those that are no `ResidualBaseline`.

@@ -19,9 +19,9 @@ from equipoise.nn._router_checks import check_strength, check_token_ids
 
 @dataclass(frozen=True)
 class TokenPrior:
-    """What `token_prior=` of a router takes.
+    """A learnt table of logits by token id, which starts at a hash; the option `token_prior` of a router.
 
-    A router starts out nearly uniform, so every expert sees random tokens, and all experts learn the same. A hash of
+    A router starts out nearly uniform, so every expert gets random tokens, and all experts learn the same. A hash of
     the token gives each expert tokens of its own from the first step, but does not learn. With a token prior the
     router's logits are
 

@@ -33,6 +33,12 @@ class MonteCarloMarginals:
         frequencies: the estimate of the marginals.
         standard_errors: sqrt(f (1 - f) / num_draws), elementwise.
         num_draws: of the estimate.
+
+    Example:
+        >>> from equipoise import reference
+        >>> estimate = reference.gumbel_matching_marginals(torch.zeros(4, 2), 1000)
+        >>> estimate.frequencies.shape, estimate.num_draws
+        (torch.Size([4, 2]), 1000)
     """
 
     frequencies: Float[Tensor, "n k"]
@@ -141,7 +147,7 @@ def gumbel_matching_conditional(
         capacity: the most rows an expert takes; None means ceil(n / k).
 
     Returns:
-        The k probabilities; they sum to 1 because they are right, not because they were normalised.
+        The k probabilities. They are not normalised: that they sum to 1 checks the computation.
 
     Example:
         >>> import torch

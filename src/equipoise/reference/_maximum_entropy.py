@@ -31,6 +31,12 @@ class MaximumEntropy:
         converged: whether `error` is within the tolerance.
         iterations: updates made.
         damping: of the last update.
+
+    Example:
+        >>> from equipoise import reference
+        >>> result = reference.maximum_entropy(torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=torch.float64))
+        >>> result.converged, result.error <= 1e-10, result.marginals.round(decimals=6).tolist()
+        (True, True, [[0.9, 0.1], [0.1, 0.9]])
     """
 
     log_u: Float[Tensor, "n k"]
@@ -107,6 +113,13 @@ class TemperatureFit:
         temperature: tau; NaN if log p is itself r_i + c_j, which leaves tau open.
         r_squared: the part of the variation of log u beyond row and column constants that log p / tau explains.
         max_residual: the largest absolute residual.
+
+    Example:
+        >>> from equipoise import reference
+        >>> log_p = torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=torch.float64).log()
+        >>> fit = reference.fit_temperature(3 * log_p + torch.tensor([[1.0], [2.0]]), log_p)
+        >>> round(1 / fit.temperature, 9), round(fit.r_squared, 9), fit.max_residual < 1e-9
+        (3.0, 1.0, True)
     """
 
     temperature: float

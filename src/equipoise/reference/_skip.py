@@ -19,13 +19,19 @@ from equipoise.reference._enumeration import MAX_LIST, Capacity
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SkipOutcomes:
-    """Everything that skipping can do, with its probability.
+    """Every outcome of skipping, with its probability.
 
     Attributes:
         z: the expert that each row drew, kept or not.
         kept: the rows that remain.
         keep_weight: n_j / min(n_j, c_j) for each row's expert j (sec. 2.1).
         probability: of each outcome; sums to 1.
+
+    Example:
+        >>> from equipoise import reference
+        >>> outcomes = reference.skip_outcomes(torch.zeros(2, 2).double().log_softmax(1), capacity=1)
+        >>> outcomes.expectation(outcomes.kept.double()).tolist()  # each of two rows is kept with probability 3/4
+        [0.75, 0.75]
     """
 
     z: Int[Tensor, "m n"]

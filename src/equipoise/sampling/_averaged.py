@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise._core import check_floating, check_matrix, check_same_device, check_shape
 from equipoise.sampling._checks import check_solves_of
 from equipoise.sampling._gumbel_matching import price_of_room
-from equipoise.sampling._proposal import keep_all, mix_flat, propose_for_solves
+from equipoise.sampling._proposal import keep_all, mix_flat, propose
 from equipoise.sampling._sample import Sample
 from equipoise.sampling._scope import THIS_PROCESS, Scope
 
@@ -75,7 +75,7 @@ def sample_averaged(
     check_shape("pick", pick, batch, "one number for each problem")
     check_floating("pick", pick)
     check_same_device("pick", pick, "logits", logits)
-    proposal = propose_for_solves(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first, scope=scope)
+    proposal = propose(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first, scope=scope, solves=True)
     slots = scope.slots(capacity, [*batch, n, k], mask, logits.device)
     proposal = mix_flat(proposal, eps, coin, [*batch, m, n], slots, scope)
     each = proposal.over_solves()

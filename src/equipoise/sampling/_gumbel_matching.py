@@ -16,6 +16,7 @@ from equipoise.sampling._sample import Sample
 from equipoise.sampling._scope import THIS_PROCESS, Scope
 
 Marginals = Literal["conditional", "sinkhorn", "proposal"]
+"""What `log_q` of a Gumbel-Matching sample is; see `sample_gumbel_matching`."""
 
 
 @torch.no_grad()

@@ -132,27 +132,17 @@ def propose(
     mask: Tensor | None,
     *,
     sinkhorn_first: bool,
-    scope: Scope = THIS_PROCESS,
+    scope: Scope,
+    solves: bool = False,
 ) -> Proposal:
     """Checks the arguments that all samplers have, and applies temperature and balancing.
 
-    With `sinkhorn_first` the proposal is sinkhorn(a / tau): columns that sum to n / k, section 2.3 of the paper.
+    With `sinkhorn_first` the proposal is sinkhorn(a / tau): columns that sum to n / k, section 2.3 of the paper. With
+    `solves` the noise has a dimension that the logits do not have, and the caller has checked the shapes of both.
     """
-    check_matrix("logits", logits)
-    check_shape("gumbel", gumbel, logits.shape, "one number for each entry of logits")
-    return propose_for_solves(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first, scope=scope)
-
-
-def propose_for_solves(
-    logits: Tensor,
-    gumbel: Tensor,
-    temperature: float | int | Tensor,
-    mask: Tensor | None,
-    *,
-    sinkhorn_first: bool,
-    scope: Scope = THIS_PROCESS,
-) -> Proposal:
-    """Like `propose`, for noise of a checked shape, which may have dimensions that the logits do not have."""
+    if not solves:
+        check_matrix("logits", logits)
+        check_shape("gumbel", gumbel, logits.shape, "one number for each entry of logits")
     check_floating("gumbel", gumbel)
     check_same_device("gumbel", gumbel, "logits", logits)
     check_mask(mask, logits.shape[:-1])

@@ -20,7 +20,22 @@ from equipoise.sampling._sample import Sample, among_the_rest
 
 @runtime_checkable
 class DrawsWeighted(Protocol):
-    """The part of a strategy that a round needs; every `equipoise.Strategy` has it."""
+    """The part of a strategy that a round needs; every `equipoise.Strategy` has it.
+
+    Example:
+        Independent draws from the router, whose weights are 1:
+
+        >>> import equipoise as eq
+        >>> class Independent:
+        ...     def draw(self, log_p, noise, mask=None, **how):
+        ...         return eq.sample_independent(log_p, noise, mask=mask), torch.ones(log_p.shape[:-1])
+        >>> isinstance(Independent(), DrawsWeighted)
+        True
+        >>> log_p = torch.log_softmax(torch.randn(6, 3), -1)
+        >>> s, weight = sample_rounds(log_p, Independent(), [eq.draw_gumbel([6, 3]) for _ in range(2)])
+        >>> s.z_rounds.shape
+        torch.Size([6, 2])
+    """
 
     @property
     def draw(self) -> Callable[..., tuple[Sample, Tensor]]:
@@ -54,12 +69,13 @@ def sample_rounds(
 
     Capacity adds up. Through round r expert j takes at most r c_j rows, so in round r at most r c_j minus the rows that
     it kept before, and K c_j in all: a round may fill the slots that earlier ones left free. With equal capacities that
-    hold all rows (k c >= n) every round can be assigned, and any row can take any expert that it has not had. For let
-    every row, after r rounds, spread evenly over its k - r other experts: expert j, which u_j <= r c rows have had,
-    gets (n - u_j) / (k - r) <= (r + 1) c - u_j rows (the left side minus the right grows with u_j, and at u_j = r c the
-    inequality is n <= k c). A fractional assignment within capacity is an average of whole ones, and this one gives
-    every allowed pair a share, so each pair is part of some whole assignment. Unequal capacities, or pairs that you
-    forbid, may leave none; that is an error of the solver.
+    hold all rows (k c >= n) every round can be assigned, and any row can take any expert that it has not had. With
+    unequal capacities, or with pairs that you forbid, there may be no assignment left; the solver then raises.
+
+    Proof for equal capacities: after r rounds, spread every row evenly over its k - r other experts. If u_j <= r c rows
+    have had expert j, it gets (n - u_j) / (k - r) rows, which is at most its room (r + 1) c - u_j: the left side minus
+    the right grows with u_j, and at u_j = r c the inequality is n <= k c. A fractional assignment within capacity is an
+    average of whole ones. This one gives every allowed pair a share, so each pair is part of a whole assignment.
 
     A row that a round drops has weight 0 from then on. Its later experts still process it, so that rows which attend to
     it get nearly the input that they will get when nothing is dropped. The expert that it drew stays forbidden to it.

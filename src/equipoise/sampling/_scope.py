@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Scope`: which rows a decision is made over, and how they are added up.
 
-Whatever looks at a batch as a whole (counts, capacities, the solver, mean probabilities, the number of rows) asks its
-scope. Here all rows are in this process. `equipoise.distributed` has a scope whose rows are spread over ranks.
+Whatever is computed over a batch as a whole (counts, capacities, the solver, mean probabilities, the number of rows)
+calls a scope. Here all rows are in this process. `equipoise.distributed` has a scope whose rows are spread over ranks.
 
 Legend: n rows (datapoints) of this process, k columns (experts).
 """
@@ -26,6 +26,11 @@ class Scope:
     Attributes:
         ranks: the processes that the rows of a decision are spread over.
         alike: whether every rank that exchanges rows with this one has as many as it, none of them masked.
+
+    Example:
+        >>> scope = Scope()
+        >>> scope.count(8), scope.slots(None, [8, 4], None, torch.device("cpu")).tolist()
+        (8, [2, 2, 2, 2])
     """
 
     ranks: int = 1
@@ -95,7 +100,7 @@ class Scope:
         return x
 
     def rows(self, x: Tensor) -> Tensor:
-        """Returns the rows of x of all ranks of the scope, rank after rank; for what no statistic will do."""
+        """Returns the rows of x of all ranks of the scope, rank after rank, for what needs each row and not a sum."""
         return x
 
     def assign(self, scores: Float[Tensor, "*batch n k"], capacity: Any = None, **how: Any) -> Assignment:
@@ -143,12 +148,17 @@ class Scope:
 
 
 THIS_PROCESS = Scope()
-"""The scope of whoever says nothing of one."""
+"""The default scope: all rows are in this process."""
 
 
 def this_process() -> Scope:
-    """Returns `THIS_PROCESS`, as the default of records.
+    """Returns `THIS_PROCESS`; the default factory of the field `scope` of records.
 
-    `torch.compile` knows where a function finds an object, and not where the default of a dataclass comes from.
+    A factory, because `torch.compile` can trace an object that a function returns, and cannot trace the default value
+    of a dataclass field.
+
+    Example:
+        >>> this_process() is THIS_PROCESS
+        True
     """
     return THIS_PROCESS

@@ -11,7 +11,7 @@ from equipoise_lab._style import GREY, add_grid, new_figure, row, stack, style
 from equipoise_lab.demo._page import Part
 
 _BALANCED = "#8c2d04"
-_PANES, _HIDDEN, _ROWS, _SIDE = 8, 8, 512, 160
+_PANES, _HIDDEN, _ROWS, _SIDE = 8, 8, 128, 160
 _AVERAGED = 20
 
 
@@ -22,7 +22,7 @@ class Window:
         """Draws the panes; the exact assignment makes them equally large."""
         generator = torch.Generator().manual_seed(seed)
         self._centres = torch.rand(_PANES, 2, generator=generator) * 2 - 1
-        points = torch.rand(4096, 2, generator=generator) * 2 - 1
+        points = torch.rand(128, 2, generator=generator) * 2 - 1
         for _ in range(20):
             a = eq.assign(-torch.cdist(points, self._centres).square())
             self._centres = torch.stack([points[a.z == pane].mean(0) for pane in range(_PANES)])
@@ -105,7 +105,8 @@ def show_training(steps: int = 800) -> Part:
     even = all(load == loads[0] for load in loads)
     return Part(
         title="Train a mixture of experts",
-        code='moe = eq.nn.MoE(3, 8, hidden_dim=8, router="gm-iw-mix", loss="gated-reinforce", capacity_factor=1.0)\n'
+        code='moe = eq.nn.MoE(3, 8, hidden_dim=8, router="gm-iw-mix", loss="gated-reinforce",\n'
+        "                capacity_factor=1.0)\n"
         "with eq.nn.capture(moe, optimizer) as routings:\n    losses = (moe(x) - y).square().mean(-1)\n"
         "surrogate(losses, routings).backward()",
         found=(

@@ -166,7 +166,7 @@ def _paths(recipe: Paper, out: Path) -> dict[str, torch.Tensor]:
     """The models along the plain runs, where they were kept and the traced temperatures are among them."""
     paths: dict[str, torch.Tensor] = {}
     for method in recipe.methods:
-        trained = load_unit(out, f"direct-{method}-reinforce", recipe)
+        trained = load_unit(out, f"direct-{method}", recipe)
         if trained is not None:
             try:
                 paths[method] = path_of(trained, recipe)

@@ -64,10 +64,10 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """The runs that are trained together, in batches: they sample alike, and may weigh differently."""
+        """The runs that are trained together, in batches: they sample alike; weights and losses may differ."""
         run = self.trained_as
         sampling = "sinkhorn" if run.variant == "sinkhorn" else "direct"
-        return f"{sampling}-{run.method}-{run.loss}"
+        return f"{sampling}-{run.method}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

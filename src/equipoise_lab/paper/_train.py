@@ -9,7 +9,7 @@ Legend: r runs, n rows (datapoints), 2 experts.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -96,8 +96,7 @@ def train(
     if len({run.unit for run in runs}) != 1:
         raise ValueError(f"runs must sample alike, got {sorted({run.unit for run in runs})}: train each on its own")
     trained_as = [run.trained_as for run in runs]
-    # Those with a balance loss last, so that it is computed for a slice.
-    distinct = sorted(dict.fromkeys(trained_as), key=lambda run: run.balance_weight > 0)
+    distinct = sorted(dict.fromkeys(trained_as), key=_group)
     batch = _Batch(distinct, recipe)
     kept: dict[int, Tensor] = {0: batch.theta.clone()} if 0 in snapshots else {}
     last, total = torch.zeros(2, len(distinct)), torch.zeros(2, len(distinct))
@@ -120,6 +119,12 @@ def train(
         mse_expected=mse_expected[:, back],
         snapshots={step: theta[back] for step, theta in kept.items()},
     )
+
+
+def _group(run: Run) -> int:
+    """Orders runs so that those of one loss are neighbours, and those with a balance loss too."""
+    gated, balanced = run.loss == "gating", run.balance_weight > 0
+    return 2 * gated + (balanced != gated)
 
 
 def _noise(seeds: Sequence[int], recipe: Paper, strategy: WeightedSampler) -> Iterator[Noise]:
@@ -152,10 +157,13 @@ def _of_runs(noise: Noise, seed: Tensor) -> Noise:
 
 
 class _Batch:
-    """The state of the runs between two steps."""
+    """The state of the runs between two steps; they are in the order of `_group`."""
 
     def __init__(self, runs: Sequence[Run], recipe: Paper) -> None:
-        self.recipe, self.loss = recipe, runs[0].loss
+        self.recipe = recipe
+        scored, first = (sum(_group(run) < end for run in runs) for end in (2, 1))
+        self.scored, self.gated = slice(0, scored), slice(scored, len(runs))
+        self.balanced = slice(first, sum(_group(run) < 3 for run in runs))
         self.method = METHOD_TABLE[runs[0].method]
         self.capacity = self.method.capacity(recipe.num_points)
         self.sinkhorn_first = runs[0].variant == "sinkhorn"
@@ -164,16 +172,15 @@ class _Batch:
         self.row_seed = torch.tensor([self.seeds.index(run.seed) for run in runs])
         self.temperature = torch.tensor([run.temperature for run in runs])
         self.balance_weight = torch.tensor([run.balance_weight for run in runs])
-        self.balanced = slice(sum(run.balance_weight == 0 for run in runs), None)
         self.x, labels = draw_datasets(recipe.data_seeds(self.seeds), recipe.num_points, recipe.noise_sd)
         self.label = labels[self.row_seed]
         starts = torch.stack([draw_parameters(seed, recipe.initialisation) for seed in self.seeds])
         self.theta = starts[self.row_seed]
         self.adam = _Adam(self.theta, torch.tensor([run.learning_rate for run in runs]))
         self.diverged = torch.zeros(len(runs), dtype=torch.bool)
-        self.averaged = torch.tensor([run.baseline == "ema" for run in runs])
-        self.average = torch.zeros(len(runs))  # the paper's: starts at 0, and nothing corrects for that
-        self.critic = RegressionCritic(2, 5, shape=[len(runs)]) if self.method.critic else None
+        self.averaged = torch.tensor([run.baseline == "ema" for run in runs[self.scored]])
+        self.average = torch.zeros(scored)  # the paper's: starts at 0, and nothing corrects for that
+        self.critic = RegressionCritic(2, 5, shape=[scored]) if self.method.critic else None
 
     def step(self, noise: Noise) -> None:
         """One step of Adam on the estimate of the gradient, for every run."""
@@ -188,15 +195,18 @@ class _Batch:
         rows_last, p, prediction = torch.empty(r, 2, n), torch.empty(r, n), torch.empty(r, n)
         theta, x, dataset = (v.numpy() for v in (self.theta, self.x, self.row_seed))
         route(theta, x, dataset, rows_last.numpy(), p.numpy())
-        log_p = rows_last.requires_grad_().mT
         with torch.no_grad():
-            s, weight = self._draw(log_p.detach(), noise)
+            s, weight = self._draw(rows_last.mT, noise)
         predict(theta, x, dataset, s.z.numpy(), prediction.numpy())
-        loss = self._loss(log_p, prediction.requires_grad_(), s, weight).sum()
-        by_log_p, by_prediction = torch.autograd.grad(loss, (rows_last, prediction))
+        found = [
+            _gradients(estimate, rows_last[b], prediction[b], self.label[b], _take(s, b), weight[b])
+            for estimate, b in ((self._reinforce, self.scored), (_gating, self.gated))
+            if b.start < b.stop
+        ]
+        by_log_p, by_prediction = (torch.cat(parts) for parts in zip(*found, strict=True))
+        self._add_balance(by_log_p, rows_last, s)
         grad = torch.empty_like(self.theta)
-        given = (by_log_p.contiguous().numpy(), by_prediction.contiguous().numpy())
-        pull_back(x, dataset, s.z.numpy(), p.numpy(), *given, grad.numpy())
+        pull_back(x, dataset, s.z.numpy(), p.numpy(), by_log_p.numpy(), by_prediction.numpy(), grad.numpy())
         return grad
 
     def _draw(self, log_p: Tensor, noise: Noise) -> tuple[Sample, Tensor]:
@@ -213,22 +223,21 @@ class _Batch:
         )
         return s, weight * probability_ratio(log_p, s).index_fill_(0, self.unweighted, 1.0)
 
-    def _loss(self, log_p: Tensor, prediction: Tensor, s: Sample, weight: Tensor) -> Float[Tensor, "r"]:
-        if self.loss == "reinforce":
-            loss = self._reinforce(log_p, s, (self.label - prediction) ** 2, weight)
-        else:
-            loss = gated_loss(log_p, s, (self.label - gate(log_p, s) * prediction) ** 2, weight=weight)
+    def _add_balance(self, by_log_p: Tensor, rows_last: Tensor, s: Sample) -> None:
+        """Adds the gradient of the balance loss for the runs that have one; on its own, since they are few."""
         counted, b = self.recipe.balance_load == "sampled", self.balanced
-        if b.start == len(loss) or (counted and s.respects_capacity and s.assigns_all):  # none, or a constant
-            return loss
-        penalty = self.balance_weight[b] * load_balance_loss(log_p[b], assigned=_take(s, b) if counted else None)
-        return loss + torch.nn.functional.pad(penalty, (b.start, 0))
+        if b.start == b.stop or (counted and s.respects_capacity and s.assigns_all):  # none, or a constant
+            return
+        own = rows_last[b].requires_grad_()
+        penalty = self.balance_weight[b] * load_balance_loss(own.mT, assigned=_take(s, b) if counted else None)
+        by_log_p[b] += torch.autograd.grad(penalty.sum(), own)[0]
 
-    def _reinforce(self, log_p: Tensor, s: Sample, losses: Tensor, weight: Tensor) -> Float[Tensor, "r"]:
+    def _reinforce(self, log_p: Tensor, prediction: Tensor, label: Tensor, s: Sample, weight: Tensor) -> Tensor:
         """The estimate, with what past steps say of the losses; then they take this one in."""
+        losses = (label - prediction) ** 2
         if self.critic is not None:
-            x, y = self.x[self.row_seed], self.label
-            inputs = torch.stack([x, y, x * x, x * y, y * y], -2).mT
+            x = self.x[self.row_seed[self.scored]]
+            inputs = torch.stack([x, label, x * x, x * label, label * label], -2).mT
             loss = reinforce(log_p, s, losses, critic=self.critic(inputs), weight=weight)
             self.critic.update(inputs, s, losses.detach())
             return loss
@@ -238,14 +247,29 @@ class _Batch:
 
     def errors(self) -> tuple[Tensor, Tensor]:
         """The errors of every run as it stands; infinite where it diverged."""
-        gated = torch.full_like(self.diverged, self.loss == "gating")
+        gated = torch.arange(len(self.diverged)) >= self.gated.start
         first, second = errors(self.theta, self.x[self.row_seed], self.label, gated)
         return first.masked_fill(self.diverged, torch.inf), second.masked_fill(self.diverged, torch.inf)
 
 
+def _gradients(
+    estimate: Callable[..., Tensor], rows_last: Tensor, prediction: Tensor, label: Tensor, s: Sample, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of an estimate for log p, rows last, and for the predictions."""
+    inputs = (rows_last.requires_grad_(), prediction.requires_grad_())
+    loss = estimate(rows_last.mT, prediction, label, s, weight)
+    by_log_p, by_prediction = torch.autograd.grad(loss.sum(), inputs)
+    return by_log_p, by_prediction
+
+
+def _gating(log_p: Tensor, prediction: Tensor, label: Tensor, s: Sample, weight: Tensor) -> Tensor:
+    return gated_loss(log_p, s, (label - gate(log_p, s) * prediction) ** 2, weight=weight)
+
+
 def _take(s: Sample, rows: slice) -> Sample:
-    """Returns the samples of some runs, as views: what a balance loss counts."""
-    return replace(s, z=s.z[rows], log_q=s.log_q[rows], kept=s.kept[rows], keep_weight=s.keep_weight[rows])
+    """Returns the samples of some runs, as views."""
+    values = {f.name: getattr(s, f.name) for f in fields(s)}
+    return replace(s, **{name: x[rows] for name, x in values.items() if isinstance(x, Tensor)})
 
 
 class _Adam:

@@ -19,8 +19,8 @@ def parts() -> list[Part]:
 
 def test_parts_say_what_was_found(parts: list[Part]) -> None:
     assignment, sampling, training = parts
-    assert "256 rows for each of 64 experts" in assignment.found[0]
-    assert sampling.found[0] == f"Rows of each expert: {', '.join(['64'] * 8)}."
+    assert "16 rows for each of 8 experts" in assignment.found[0]
+    assert sampling.found[0] == f"Rows of each expert: {', '.join(['16'] * 8)}."
     assert "nothing was dropped" in training.found[1]
 
 

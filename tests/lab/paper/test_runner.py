@@ -60,11 +60,11 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_what_another_recipe_left_is_not_used(tmp_path: Path) -> None:
     run_units(TINY, tmp_path, workers=0)
-    assert load_unit(tmp_path, "direct-gm-reinforce", TINY) is not None
-    assert load_unit(tmp_path, "direct-gm-reinforce", replace(TINY, noise_sd=0.2)) is None
-    assert load_unit(tmp_path, "direct-gm-reinforce", replace(TINY, panel_seeds=1)) is None
+    assert load_unit(tmp_path, "direct-gm", TINY) is not None
+    assert load_unit(tmp_path, "direct-gm", replace(TINY, noise_sd=0.2)) is None
+    assert load_unit(tmp_path, "direct-gm", replace(TINY, panel_seeds=1)) is None
     # How errors are read does not change the models.
-    assert load_unit(tmp_path, "direct-gm-reinforce", replace(TINY, measure="expected")) is not None
+    assert load_unit(tmp_path, "direct-gm", replace(TINY, measure="expected")) is not None
 
 
 def test_sensitivity_has_a_row_for_every_alternative(tmp_path: Path) -> None:

@@ -257,7 +257,5 @@ def test_haiku_weights_are_truncated_and_biases_zero() -> None:
 
 
 def test_runs_must_sample_alike() -> None:
-    with pytest.raises(
-        ValueError, match=r"runs must sample alike, got \['direct-gm-reinforce', 'direct-sample-reinforce'\]"
-    ):
+    with pytest.raises(ValueError, match=r"runs must sample alike, got \['direct-gm', 'direct-sample'\]"):
         train([make_run(), make_run(method="gm")], SMALL)

@@ -31,6 +31,23 @@ Scores = NDArray[np.floating[Any]]
 WORD = 64
 
 
+@jit
+def copy_to(x: Floats, out: Floats) -> None:
+    """Copies one to the other. `out[:] = x` takes two seconds to compile, for what it says where shapes differ."""
+    for j in range(x.shape[0]):
+        out[j] = x[j]
+
+
+@jit
+def less_least(prices: Floats) -> None:
+    """Subtracts the least."""
+    least = np.inf
+    for j in range(prices.shape[0]):
+        least = min(least, prices[j])
+    for j in range(prices.shape[0]):
+        prices[j] -= least
+
+
 @jit_vector
 def best_offer(row: Scores, prices: Scores) -> float:
     """The largest `row - prices`."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_vector
-from equipoise.assignment._kernels._contested import Scores
+from equipoise.assignment._kernels._contested import Scores, copy_to
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -78,10 +78,10 @@ def _move_cost(scores: Scores, z: Counts, free: Counts, cost: Floats) -> None:
 def _relax(cost: Floats, start: Floats, p: Floats) -> None:
     """Lowers prices until no row prefers another expert, p_j <= d_jj' + p_j', by at most k relaxations."""
     k = cost.shape[0]
-    p[:] = start
+    copy_to(start, p)
     before = np.empty(k)
     for _ in range(k):
-        before[:] = p
+        copy_to(p, before)
         changed = False
         for j in range(k):
             least = np.inf

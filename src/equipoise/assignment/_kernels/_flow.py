@@ -166,7 +166,7 @@ def move(
             held[e], held[to] = False, True
             after[to] = head[t]
             head[t] = to
-            note_moves(a, first, cols, vals, held, cost)
+            note_moves(np.int64(a), first, cols, vals, held, cost)
         e = following
     if amount > 0:
         slots[j] -= amount
@@ -254,8 +254,8 @@ def exact_flow(
         note_moves(a, first, cols, vals, held, cost)
     over = 0
     for j in range(k):
-        if slots[j] > 0:
-            cost[j] = np.minimum(cost[j], 0.0)
+        for t in range(k if slots[j] > 0 else 0):
+            cost[j, t] = min(cost[j, t], 0.0)
         excess[j] = load[j] + slots[j] - room[j]
         over += max(0, excess[j])
     chains = 0

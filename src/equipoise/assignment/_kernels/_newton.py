@@ -10,7 +10,7 @@ Legend: k experts, m contested rows; row a of the list is row `rows[a]` of the m
 import numpy as np
 
 from equipoise._core._jit import jit, jit_vector
-from equipoise.assignment._kernels._contested import Counts, Floats, Ints, Scores
+from equipoise.assignment._kernels._contested import Counts, Floats, Ints, Scores, copy_to
 from equipoise.assignment._kernels._smoothing import demand_of_lists, demand_of_slots
 
 # In units of mu: how far a step may move two experts apart that share rows; and a step that is so long that the next
@@ -65,7 +65,7 @@ def newton_step(
             hessian[j, j] += max(ANCHOR * target[j] + 1e-9, lacking)
         else:
             hessian[j, j] = 1.0
-    step[:] = conjugate_gradients(hessian, right)
+    copy_to(conjugate_gradients(hessian, right), step)
     longest = 0.0
     for j in range(k):
         if prices[j] < np.inf:
@@ -271,7 +271,7 @@ def descend(
     stays, tied, excess, steps, slope = 0, 0, np.inf, 0, 0.0
     wanted, last, status = target.sum() - free, np.inf, FAILED
     while True:
-        demand[:] = fixed
+        copy_to(fixed, demand)
         pairs[:] = 0.0
         demand_of_lists(need, first, cols, vals, prices, mu, demand, pairs)
         if free > 0:

@@ -141,7 +141,7 @@ def demand_of_lists(
                     for v in range(t):
                         pairs[j, np.uint32(cols[begin + v])] += share * offers[v]
         else:
-            scale = 1.0 / shares(offers, width, need[a], mu, x, weight)
+            scale = 1.0 / shares(offers, width, np.int64(need[a]), mu, x, weight)
             for t in range(width):
                 j = np.uint32(cols[begin + t])
                 demand[j] += x[t]
@@ -155,7 +155,7 @@ def demand_of_slots(free: float, prices: Floats, mu: float, demand: Floats, pair
     """The same for free slots."""
     k = prices.shape[0]
     offers, x, weight = -prices, np.empty(k), np.empty(k)
-    shares(offers, k, 1, mu, x, weight)
+    shares(offers, k, np.int64(1), mu, x, weight)
     for j in range(k):
         demand[j] += free * x[j]
         for t in range(j):

@@ -13,7 +13,7 @@ import numpy as np
 
 from equipoise._core._jit import jit
 from equipoise.assignment._kernels._books import list_better, open_doors, prove, settled_for_sure, take_held
-from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores
+from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, copy_to, less_least
 from equipoise.assignment._kernels._flow import exact_flow
 from equipoise.assignment._kernels._newton import FAILED, REACHED, descend
 from equipoise.assignment._kernels._smoothing import REACH
@@ -120,8 +120,8 @@ def solve_contested(
         )
         if status == FAILED:
             return FAILED, 0.0, 0.0, 0, few
-        prices -= prices.min()
-        before[:] = prices
+        less_least(prices)
+        copy_to(prices, before)
         status, value, regret, chains = place(
             scores,
             rows,
@@ -140,7 +140,7 @@ def solve_contested(
         if status == PROVED:
             return PROVED, value, regret, chains, few
     if mu == 0 or status != BETTER:  # more candidates would not keep settled rows from their better offers
-        prices[:] = before
+        copy_to(before, prices)
         room = slots - settled
         status, value, regret, more = place(
             scores, rows, rows, need, first, cols, vals, room, leads, capacity, prices, inside, z
@@ -153,5 +153,5 @@ def solve_contested(
     elif status == MISSED:
         radius *= 2
     if status != PROVED:
-        prices[:] = before
+        copy_to(before, prices)
     return status, value, regret, chains, few

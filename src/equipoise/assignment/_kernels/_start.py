@@ -9,7 +9,18 @@ Legend: n rows, k experts, K experts a row. A sample is every `stride`-th row. A
 import numpy as np
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, collect, spreads, survey
+from equipoise.assignment._kernels._contested import (
+    Counts,
+    Flags,
+    Floats,
+    Ints,
+    Scores,
+    collect,
+    copy_to,
+    less_least,
+    spreads,
+    survey,
+)
 from equipoise.assignment._kernels._newton import REACHED, TIED, descend, misplaced
 from equipoise.assignment._kernels._smoothing import REACH, open_with_sinkhorn
 
@@ -38,6 +49,19 @@ def first_stride(n: int, k: int) -> int:
 
 
 @jit
+def median(x: Floats) -> float:
+    """The median of a few numbers, which are sorted. NumPy's takes more than a second to compile."""
+    for i in range(1, x.shape[0]):
+        number, place = x[i], i
+        while place > 0 and x[place - 1] > number:
+            x[place] = x[place - 1]
+            place -= 1
+        x[place] = number
+    middle = x.shape[0] // 2
+    return x[middle] if x.shape[0] % 2 else 0.5 * (x[middle - 1] + x[middle])
+
+
+@jit
 def spread(scores: Scores, mask: Flags, prices: Floats, top_k: int) -> float:
     """How far offers differ that a row might take: the best and the one of the upper quartile, in the median row.
 
@@ -47,7 +71,7 @@ def spread(scores: Scores, mask: Flags, prices: Floats, top_k: int) -> float:
     stride, rank = max(1, n // SPREAD_ROWS), min(k, top_k + 1 + (k - top_k) // 4)
     out = np.empty(-(-n // stride))
     count = spreads(scores, mask, prices.astype(scores.dtype), stride, rank, out)
-    return np.median(out[:count]) if count > 0 else 0.0
+    return median(out[:count]) if count > 0 else 0.0
 
 
 @jit
@@ -92,7 +116,10 @@ def descend_on_sample(
     rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
     cols, vals = np.empty(size * k, np.int32), np.empty(size * k, kind)
     counts, leads = np.zeros(k, np.int64), np.zeros((k, k), kind)
-    m, illegal = collect(scores, mask, prices, radius, 0, n, stride, z, counts, rows, need, first, cols, vals, leads)
+    begin = np.int64(0)  # a variable, since the literal 0 has a type of its own, and would be compiled for on its own
+    m, illegal = collect(
+        scores, mask, prices, radius, begin, n, stride, z, counts, rows, need, first, cols, vals, leads
+    )
     if illegal >= 0:
         return OVERFLOWED
     status, _, _ = descend(
@@ -112,7 +139,7 @@ def descend_on_sample(
         deviation,
         z,
     )
-    prices -= prices.min()
+    less_least(prices)
     return status
 
 
@@ -156,9 +183,9 @@ def start_prices(
     origin = EQUAL
     if not accepts(scores, mask, stride, top_k, target, free, rows, prices):
         origin = FOUND
-        given -= given.min()
+        less_least(given)
         if warm and accepts(scores, mask, stride, top_k, target, free, rows, given):
-            prices[:] = given
+            copy_to(given, prices)
             origin = GIVEN
     mu = spread(scores, mask, prices, top_k) / 2
     if not mu < np.inf:
@@ -177,7 +204,7 @@ def start_prices(
         if status == OVERFLOWED:
             return OVERFLOWED, origin
         if origin != FOUND:  # the sample would only add its own noise; what all rows leave unknown is less
-            prices[:] = before
+            copy_to(before, prices)
             radius_of(deviation, ACCEPTED / np.sqrt(stride), radius)
             return REACHED, origin
         radius_of(deviation, 1.0, radius)

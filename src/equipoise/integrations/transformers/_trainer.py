@@ -37,7 +37,7 @@ class RoutedTrainerMixin(_Base):
     - The loss of a training batch is that of a `Surrogate`: the cross-entropy of each token, the score-function terms
       and balance losses of all layers. With N tokens in all batches of an optimiser step (gradient accumulation,
       several devices), every batch is divided by N, as the Trainer does. Label smoothing is part of each token's loss.
-    - After the optimiser step, routers learn what they do not learn by gradient: prices, biases, schedules.
+    - After the optimiser step, routers update what is not learnt by gradient: prices, biases, schedules.
     - What the Trainer logs holds, by layer, the load violation (MaxVio), the fraction dropped, the effective sample
       size and the router's entropy, of the last batch, under `routing/<layer>/<name>`.
     - Checkpoints hold the routers' state and the baseline, so that an interrupted run continues with the same losses.
@@ -50,10 +50,14 @@ class RoutedTrainerMixin(_Base):
         kwargs: as the Trainer's.
 
     Example:
-        With a Trainer of another package::
+        Put it before a subclass of transformers' Trainer, such as one of another package; `RoutedTrainer` shows a run.
 
-            class MyTrainer(RoutedTrainerMixin, SFTTrainer):
-                pass
+        >>> class OtherTrainer(Trainer):
+        ...     pass
+        >>> class MyTrainer(RoutedTrainerMixin, OtherTrainer):
+        ...     pass
+        >>> MyTrainer.compute_loss is RoutedTrainerMixin.compute_loss
+        True
     """
 
     def __init__(self, *args: Any, surrogate: Surrogate | None = None, **kwargs: Any) -> None:
