@@ -17,7 +17,60 @@ from equipoise_lab.paper._results import BASELINES, Baseline, Result
 from equipoise_lab.paper._rules import Outcomes, Part, Study, Verdict, all_hold, difference_part, solved_part
 from equipoise_lab.paper._solved import SolvedTable
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+RULES: list[dict[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "templates" / "claims.toml").read_text(encoding="utf-8")
+)["claim"]
+"""The paper's claims, and how each is judged."""
+
+VERDICT_RULE = (
+    "a claim holds if every main statement holds; it does not hold if a main statement does not; it is undecided if "
+    "the 95% interval of a figure that it needs contains the limit; it is not judged if a result that it needs was not "
+    "run"
+)
 _VARIANTS = {"plain": "without Sinkhorn", "sinkhorn": "with Sinkhorn first"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A claim of the paper with what was found."""
+
+    number: int  # 1 to 16
+    title: str  # the paper's sentence, in our words
+    rule: str  # how it is judged, with all limits
+    measured: str  # what was found, in words and figures
+    verdict: Verdict  # see `VERDICT_RULE`; with the paper's moving average, where REINFORCE is trained
+    verdict_without: Verdict | None = None  # for REINFORCE without a baseline; None where that was not asked
+    seeds: int | None = None  # where a verdict is undecided, about how many seeds would decide it
+    figures: dict[str, float]  # what was measured, by name
+    parts: tuple[Part, ...] = ()  # the statements that the rule consists of, each with its verdict
+
+
+def judge(results: Iterable[Result], studies: Mapping[str, Study]) -> list[Claim]:
+    """Judges the sixteen claims by the training runs and the studies; one whose results are missing is "not judged".
+
+    Example:
+        >>> {claim.verdict for claim in judge([], {})}
+        {'not judged'}
+    """
+    runs = list(results)
+    by_baseline: dict[Baseline, Outcomes] = {baseline: Outcomes(runs, baseline) for baseline in BASELINES}
+    return [make_claim(rule["number"], rule["title"], _judge(rule, by_baseline, studies)) for rule in RULES]
+
+
+def _judge(
+    rule: Mapping[str, Any], by_baseline: Mapping[Baseline, Outcomes], studies: Mapping[str, Study]
+) -> list[Part]:
+    if study := rule.get("study"):
+        return STUDY_JUDGES[study](studies.get(study, {}))
+    if rule.get("judge") == "rates":
+        return judge_rates(by_baseline["ema"])
+    if rule.get("both"):
+        judged = {b: judge_statements(outcomes, rule["statements"]) for b, outcomes in by_baseline.items()}
+        return [replace(part, baseline=b) for b, parts in judged.items() for part in parts]
+    return judge_statements(by_baseline["ema"], rule["statements"])
 
 
 def judge_statements(outcomes: Outcomes, statements: Iterable[Sequence[str]]) -> list[Part]:
@@ -67,61 +120,6 @@ def judge_rates(outcomes: Outcomes) -> list[Part]:
     measured = f"solved: {solved}; nearest: {closest.measured}"
     seeds = max(part.seeds or 0 for part in others) if verdict == "undecided" else None
     return [Part(rule=rule, measured=measured, verdict=verdict, figures=figures, seeds=seeds)]
-
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-RULES: list[dict[str, Any]] = tomllib.loads(
-    (Path(__file__).parent / "templates" / "claims.toml").read_text(encoding="utf-8")
-)["claim"]
-"""The paper's claims, and how each is judged."""
-
-VERDICT_RULE = (
-    "a claim holds if every main statement holds; it does not hold if a main statement does not; it is undecided if "
-    "the 95% interval of a figure that it needs contains the limit; it is not judged if a result that it needs was not "
-    "run"
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
-    """A claim of the paper with what was found."""
-
-    number: int  # 1 to 16
-    title: str  # the paper's sentence, in our words
-    rule: str  # how it is judged, with all limits
-    measured: str  # what was found, in words and figures
-    verdict: Verdict  # see `VERDICT_RULE`; with the paper's moving average, where REINFORCE is trained
-    verdict_without: Verdict | None = None  # for REINFORCE without a baseline; None where that was not asked
-    seeds: int | None = None  # where a verdict is undecided, about how many seeds would decide it
-    figures: dict[str, float]  # what was measured, by name
-    parts: tuple[Part, ...] = ()  # the statements that the rule consists of, each with its verdict
-
-
-def judge(results: Iterable[Result], studies: Mapping[str, Study]) -> list[Claim]:
-    """Judges the sixteen claims by the training runs and the studies; one whose results are missing is "not judged".
-
-    Example:
-        >>> {claim.verdict for claim in judge([], {})}
-        {'not judged'}
-    """
-    runs = list(results)
-    by_baseline: dict[Baseline, Outcomes] = {baseline: Outcomes(runs, baseline) for baseline in BASELINES}
-    return [make_claim(rule["number"], rule["title"], _judge(rule, by_baseline, studies)) for rule in RULES]
-
-
-def _judge(
-    rule: Mapping[str, Any], by_baseline: Mapping[Baseline, Outcomes], studies: Mapping[str, Study]
-) -> list[Part]:
-    if study := rule.get("study"):
-        return STUDY_JUDGES[study](studies.get(study, {}))
-    if rule.get("judge") == "rates":
-        return judge_rates(by_baseline["ema"])
-    if rule.get("both"):
-        judged = {b: judge_statements(outcomes, rule["statements"]) for b, outcomes in by_baseline.items()}
-        return [replace(part, baseline=b) for b, parts in judged.items() for part in parts]
-    return judge_statements(by_baseline["ema"], rule["statements"])
 
 
 def decide(parts: Sequence[Part]) -> Verdict:
