@@ -149,14 +149,14 @@ def write_note(figure: Figure, note: str) -> None:
         figure.suptitle(note, fontsize=9, color=GREY, x=0.995, horizontalalignment="right")
 
 
-def plot_known(axes: Axes, points: Iterable[tuple[float, float | None]], **how: Any) -> None:
+def plot_known(axes: Axes, points: Iterable[tuple[float | int, float | None]], **how: Any) -> None:
     """Draws a line through the points that have a height; none, if no point has."""
     known = [(x, y) for x, y in points if y is not None]
     if known:
         axes.plot(*zip(*known, strict=True), **how)
 
 
-def name_ticks(axes: Axes, ticks: Sequence[float], form: str = "g") -> None:
+def name_ticks(axes: Axes, ticks: Sequence[float | int], form: str = "g") -> None:
     """Puts ticks on a logarithmic x-axis, and removes those in between, of the other axis too."""
     axes.set_xticks(ticks, [format(tick, form) for tick in ticks])
     axes.minorticks_off()

@@ -4,6 +4,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import cast
 
 from equipoise._core import check_at_least, check_fraction, check_one_of, check_positive, check_seed
 from equipoise_lab.paper._methods import METHOD_TABLE
@@ -50,8 +51,8 @@ class Paper:
     """
 
     methods: tuple[str, ...] = METHODS  # the strategies to compare
-    losses: tuple[Loss, ...] = LOSSES  # how the router learns
-    variants: tuple[Variant, ...] = VARIANTS  # what is changed about the sampling
+    losses: tuple[str, ...] = LOSSES  # how the router learns
+    variants: tuple[str, ...] = VARIANTS  # what is changed about the sampling
     temperatures: tuple[float, ...] = TEMPERATURES  # of the proposal
     seeds: int = 20  # runs of each setting; they are consecutive
     panel_seeds: int = 40  # runs of each setting of the panels with REINFORCE, which the first claims rest on
@@ -67,7 +68,7 @@ class Paper:
     noise_sd: float = 0.1  # of the labels
     threshold: float = THRESHOLD  # the mean squared error below which the task counts as solved
     # What REINFORCE subtracts in the first panel; everywhere else it is the first of them.
-    baselines: tuple[Baseline, ...] = BASELINES
+    baselines: tuple[str, ...] = BASELINES
     baseline_decay: float = 0.99  # of the moving average, which starts at 0
     # Open. "per-seed": every seed has its own; "shared": one for all of them, that of seed 0.
     dataset: str = "per-seed"
@@ -118,7 +119,7 @@ class Paper:
             for baseline in self.baselines if both else self.baselines[:1]:
                 found |= self._seeds(variant, method, loss, weight, temperature, self.learning_rate, baseline)
         if "plain" in self.variants:
-            swept: list[Loss] = [loss for loss in self.losses if f"{loss}-balance" in self.sweeps]
+            swept = [loss for loss in self.losses if f"{loss}-balance" in self.sweeps]
             for method, loss in itertools.product(self.methods, swept):
                 for weight, temperature in itertools.product(BALANCE_WEIGHTS, SWEEP_TEMPERATURES):
                     found |= self._seeds("plain", method, loss, weight, temperature, self.learning_rate)
@@ -150,26 +151,26 @@ class Paper:
 
     def _seeds(
         self,
-        variant: Variant,
+        variant: str,
         method: str,
-        loss: Loss,
+        loss: str,
         weight: float,
         temperature: float,
         rate: float,
-        baseline: Baseline | None = None,
+        baseline: str | None = None,
     ) -> dict[Run, None]:
         """Makes the runs of a setting; those of a panel of REINFORCE have seeds of their own number."""
         panel = loss == "reinforce" and weight == 0.0 and rate == self.learning_rate and baseline is not None
         if loss == "gating":
             baseline = MAIN_BASELINE["gating"]
         run = Run(
-            variant=variant,
+            variant=cast(Variant, variant),
             method=method,
-            loss=loss,
+            loss=cast(Loss, loss),
             balance_weight=weight,
             temperature=temperature,
             learning_rate=rate,
-            baseline=baseline or self.baselines[0],
+            baseline=cast(Baseline, baseline or self.baselines[0]),
             seed=self.first_seed,
         )
         count = self.panel_seeds if panel else self.seeds

@@ -10,7 +10,7 @@ Legend: s seeds, c checkpoints, t temperatures.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equipoise.estimators import STRATEGIES, WeightedSampler
 from equipoise_lab.paper._recipe import Paper, quick_recipe
-from equipoise_lab.paper._results import Run
+from equipoise_lab.paper._results import Baseline, Run
 from equipoise_lab.paper._studies._mixture import Spread, measure_spread, mixture_sides, tile
 from equipoise_lab.paper._task import draw_datasets
 from equipoise_lab.paper._train import Trained, train
@@ -49,7 +49,7 @@ def trace_runs(recipe: Paper, method: str) -> list[Run]:
             balance_weight=0.0,
             temperature=temperature,
             learning_rate=recipe.learning_rate,
-            baseline=recipe.baselines[0],
+            baseline=cast(Baseline, recipe.baselines[0]),
             seed=seed,
         )
         for temperature in TEMPERATURES
