@@ -223,6 +223,19 @@ def certified(solver: TorchSolver) -> Solver:
     Args:
         solver: takes one batch dimension, checked input and prices in float64; returns z int64 [b, n] (k where a row is
             masked) and prices float64 [b, k], by the rules of `Assignment`.
+
+    Returns:
+        What `METHODS` holds: a function that returns the fields of an `Assignment`.
+
+    Example:
+        The first n/k rows to expert 0, the next to expert 1: a method that never looks, and whose gap says so.
+
+        >>> def in_order(scores, capacity, mask, prices):
+        ...     b, n, k = scores.shape
+        ...     return torch.arange(n).mul(k).div(n, rounding_mode="floor").expand(b, n), torch.zeros(b, k).double()
+        >>> z, counts, *_, gap = certified(in_order)(torch.tensor([[1.0, 0.0], [0.0, 1.0]]).flip(0), None, None, None)
+        >>> z.squeeze(-1).tolist(), counts.tolist(), gap.item()
+        ([0, 1], [1, 1], 2.0)
     """
     return functools.partial(_solve_in_torch, solver)
 

@@ -59,6 +59,12 @@ class Traffic:
         rows_copied: rows that were copied to the host, over all trips.
         bytes_copied: all that was copied, in either direction.
         waits: how often the host waited for the device.
+
+    Example:
+        >>> from equipoise.assignment import assign_with_traffic
+        >>> _, traffic = assign_with_traffic(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)))
+        >>> traffic.trips, traffic.rows_copied  # so small a problem is copied whole
+        (1, 64)
     """
 
     passes: int
