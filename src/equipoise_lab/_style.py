@@ -6,7 +6,7 @@ readers who do not see all colours. Families share a hue (skip blue, Gumbel-Matc
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,9 +115,10 @@ def look(method: str) -> Look:
     return LOOKS.get(method, _OTHER)
 
 
-def legend_lines() -> list[Line2D]:
-    """Makes one labelled line for each strategy, in the order of the table, for a legend that panels share."""
-    return [Line2D([], [], label=strategy.label, **look(name).line) for name, strategy in PAPER_STRATEGIES.items()]
+def legend_lines(marks: Iterable[tuple[str, Look]] | None = None) -> list[Line2D]:
+    """Makes labelled lines for a legend that panels share; None: one for each strategy, in the order of the table."""
+    pairs = ((s.label, look(name)) for name, s in PAPER_STRATEGIES.items()) if marks is None else marks
+    return [Line2D([], [], label=label, **mark.line) for label, mark in pairs]
 
 
 @contextmanager
@@ -142,22 +143,32 @@ def row(figure: Figure | SubFigure, columns: int, **how: Any) -> list[Axes]:
     return list(figure.subplots(1, columns, squeeze=False, **how)[0])
 
 
+def write_note(figure: Figure, note: str) -> None:
+    """Writes at the top what a reader of the figure must know; nothing where that is empty."""
+    if note:
+        figure.suptitle(note, fontsize=9, color=GREY, x=0.995, horizontalalignment="right")
+
+
+def plot_known(axes: Axes, points: Iterable[tuple[float | int, float | None]], **how: Any) -> None:
+    """Draws a line through the points that have a height; none, if no point has."""
+    known = [(x, y) for x, y in points if y is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), **how)
+
+
+def name_ticks(axes: Axes, ticks: Sequence[float | int], form: str = "g") -> None:
+    """Puts ticks on a logarithmic x-axis, and removes those in between, of the other axis too."""
+    axes.set_xticks(ticks, [format(tick, form) for tick in ticks])
+    axes.minorticks_off()
+
+
 def add_grid(axes: Axes, which: str = "both") -> None:
     """Draws hairlines at the major ticks of "x", "y" or "both"."""
     axes.grid(visible=True, which="major", axis=which, color=GRID, linewidth=0.6)  # pyright: ignore[reportArgumentType]
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Writes a figure as SVG and PNG, the same bytes every time.
-
-    Args:
-        figure: what to write.
-        folder: where to; made if it is missing.
-        name: of the files, without ending.
-
-    Returns:
-        The two files.
-    """
+    """Writes a figure as SVG and PNG into a folder, the same bytes every time."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
     # One layout serves both. With an engine, even an idle one, matplotlib would draw everything twice for each file.

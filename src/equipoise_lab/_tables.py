@@ -7,13 +7,15 @@ from rich import box
 from rich.table import Table
 
 
-def format_seconds(seconds: float) -> str:
-    """Writes a time with three digits and the unit that suits it.
+def format_seconds(seconds: float | None) -> str:
+    """Writes a time with three digits and the unit that suits it; None is a dash.
 
     Example:
         >>> format_seconds(0.00123), format_seconds(12.3)
         ('1.23 ms', '12.3 s')
     """
+    if seconds is None:
+        return "-"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:#.3g}".rstrip(".") + f" {unit}"

@@ -80,8 +80,7 @@ def _panels(
     for axes, group in zip(panels, GROUPS, strict=True):
         axes.set(xscale="log", yscale="log")
         draw(axes, group)
-        axes.set_title(f"gradient of the {group}")
-        axes.set_xlabel(labels[0])
+        axes.set(title=f"gradient of the {group}", xlabel=labels[0])
     panels[0].set_ylabel(labels[1])
     figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9)
     return figure
@@ -96,8 +95,7 @@ def _draw_bias(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
     # Room for the arrows below and the names at the right.
     xs, ys = [mark.x for mark in marks], [mark.y for mark in marks]
     span = max(max(xs) / min(xs), 2.0)
-    axes.set_xlim(min(xs) / span**0.12, max(xs) * span**0.8)
-    axes.set_ylim(min(ys) / 4.0, max(ys) * 2.5)
+    axes.set(xlim=(min(xs) / span**0.12, max(xs) * span**0.8), ylim=(min(ys) / 4.0, max(ys) * 2.5))
     _set_ticks(axes.xaxis, [digit * 10.0**power for power in range(-4, 5) for digit in _TICKS])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if value >= 1e-4 else f"{value:.0e}")
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -138,8 +136,7 @@ def _draw_cost(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
     xs, ys = [mark.x for mark in marks], [mark.y for mark in marks]
     span, height = max(max(xs) / min(xs), 3.0), max(max(ys) / min(ys), 3.0)
     left, column = min(xs) / span**0.1, max(xs) * span**0.15
-    axes.set_xlim(left, column * (column / left) ** 0.75)
-    axes.set_ylim(min(ys) / height**0.08, max(ys) * height**0.08)
+    axes.set(xlim=(left, column * (column / left) ** 0.75), ylim=(min(ys) / height**0.08, max(ys) * height**0.08))
     ticks = [digit * 10.0**power for power in range(-6, 7) for digit in (1.0, 2.0, 5.0)]
     for axis, most in ((axes.xaxis, column), (axes.yaxis, math.inf)):
         _set_ticks(axis, [tick for tick in ticks if tick < most])

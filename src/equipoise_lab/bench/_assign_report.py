@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from equipoise_lab._style import Look, add_grid, new_figure, spread, tick_seconds
+from equipoise_lab._style import Look, add_grid, name_ticks, new_figure, spread, tick_seconds
 from equipoise_lab._tables import format_seconds, name_size, name_threads, new_table
 from equipoise_lab.bench._assign import (
     ASSIGN_RECIPES,
@@ -25,7 +25,7 @@ from equipoise_lab.bench._assign import (
     grid_steps,
 )
 from equipoise_lab.bench._behaviour import BEHAVIOURS, behaviour_key, behaviour_steps
-from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Size, Step
+from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Size, Step, figures_of, times_ours
 from equipoise_lab.bench._families import FAMILIES
 from equipoise_lab.bench._several import several_steps, several_table, several_verdicts, times_faster_with, times_topk
 from equipoise_lab.bench._solvers import OURS, SOLVERS, Solver
@@ -77,10 +77,7 @@ def times_floor(records: Records, size: Size) -> float | None:
 
 
 def _times_ours(records: Records, size: Size, solver: str) -> float | None:
-    ours, record = records.get(grid_key(size, OURS)), records.get(grid_key(size, solver))
-    if ours is None or ours.status != "measured" or record is None or record.status != "measured":
-        return None
-    return None if record.seconds is None else record.seconds / record.figures["ours"]
+    return times_ours(records, grid_key(size, solver)) if figures_of(records, grid_key(size, OURS)) else None
 
 
 def verdicts(bench: AssignBench, records: Records) -> list[Verdict]:
@@ -103,7 +100,7 @@ def _size_verdicts(bench: AssignBench, records: Records) -> Iterator[Verdict]:
 
 def _families(records: Records) -> dict[str, dict[str, float]]:
     """The figures of the families that were measured."""
-    found = {name: records.get(family_key(name), Measurement()).figures for name in FAMILIES}
+    found = {name: figures_of(records, family_key(name)) for name in FAMILIES}
     return {name: figures for name, figures in found.items() if figures}
 
 
@@ -235,8 +232,10 @@ def _draw(bench: AssignBench, records: Records) -> Figure:
     starts: list[tuple[float, float, Solver]] = []
     sizes = sorted(size for size in bench.sizes if size[1] == _EXPERTS)
     for solver in SOLVERS:
-        found = [(size[0], records.get(grid_key(size, solver.name))) for size in sizes]
-        points = [(float(n), r.seconds) for n, r in found if r and r.status == "measured" and r.seconds is not None]
+        known = {
+            size[0]: grid_key(size, solver.name) for size in sizes if figures_of(records, grid_key(size, solver.name))
+        }
+        points = [(float(n), seconds) for n, key in known.items() if (seconds := records[key].seconds) is not None]
         if points:
             width, order = 2.2 if solver.name == OURS else 1.5, 3 if solver.role == "ours" else 2
             how: dict[str, Any] = {**_LOOKS[solver.name].line, "markersize": 4.5, "linewidth": width, "zorder": order}
@@ -261,17 +260,15 @@ def _label_starts(axes: Axes, starts: list[tuple[float, float, Solver]]) -> None
 def _set_axes(axes: Axes, bench: AssignBench, rows: list[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(rows, [f"{n:,}" for n in rows])
+    name_ticks(axes, rows, ",")
     axes.yaxis.set_major_formatter(lambda seconds, _: tick_seconds(seconds))
-    axes.minorticks_off()
     # Room for the names at the left.
     axes.set_xlim(rows[0] / max(rows[-1] / rows[0], 2.0) ** 0.52, rows[-1] * 1.15)
     add_grid(axes)
-    axes.set_xlabel(f"rows n, {_EXPERTS} experts of capacity n / {_EXPERTS}")
-    axes.set_ylabel("time of one call")
+    axes.set(xlabel=f"rows n, {_EXPERTS} experts of capacity n / {_EXPERTS}", ylabel="time of one call")
     axes.set_title(
         f"Balanced assignment, {bench.family} scores in float32, {name_threads(bench.threads)}\n"
-        "solid: exact   dashed: inexact   dotted: no balancing",
+        "solid: exact   dashed: inexact   dotted: no balancing"
     )
 
 

@@ -62,6 +62,18 @@ class Step:
             return Measurement(status="failed", note=str(error))
 
 
+def figures_of(records: Records, key: str) -> dict[str, float]:
+    """The figures of a measurement; none where it was not made, or failed."""
+    record = records.get(key)
+    return {} if record is None or record.status != "measured" else record.figures
+
+
+def times_ours(records: Records, key: str) -> float | None:
+    """The time of a measurement divided by ours, which took turns with it."""
+    figures = figures_of(records, key)
+    return None if not figures or (seconds := records[key].seconds) is None else seconds / figures["ours"]
+
+
 def need(package: str, extra: str, *, name: str | None = None) -> None:
     """Raises a ModuleNotFoundError that says how to install a peer, where its package is missing."""
     if importlib.util.find_spec(package) is None:
@@ -100,23 +112,14 @@ def check_run(bench: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Benchmark:
-    """A kind of benchmark. Its functions take the options of a run, which are a value of its own class.
+    """A kind of benchmark. Its functions take the options of a run, which are a value of its own class."""
 
-    Attributes:
-        name: of the command behind "equipoise bench", and of the files.
-        recipes: options by the name of the grid.
-        steps: plans the measurements, in order.
-        tables: the results for a terminal.
-        summary: ratios and verdicts for the results file.
-        draw: the figure; None where measurements are missing.
-    """
-
-    name: str
-    recipes: dict[str, Any]
-    steps: Callable[[Any], Sequence[Step]]
-    tables: Callable[[Any, Records], list[Table]]
-    summary: Callable[[Any, Records], dict[str, Any]]
-    draw: Callable[[Any, Records], Figure | None]
+    name: str  # of the command behind "equipoise bench", and of the files
+    recipes: dict[str, Any]  # options by the name of the grid
+    steps: Callable[[Any], Sequence[Step]]  # plans the measurements, in order
+    tables: Callable[[Any, Records], list[Table]]  # the results for a terminal
+    summary: Callable[[Any, Records], dict[str, Any]]  # ratios and verdicts for the results file
+    draw: Callable[[Any, Records], Figure | None]  # the figure; None where measurements are missing
 
     def recipe(self, grid: str, **changes: Any) -> Any:
         """Builds the options of a run from a named grid and the fields that differ; None leaves what the grid says."""

@@ -59,9 +59,7 @@ class Cost:
 def contested_rows(rows: float | int, experts: int) -> float:
     """Rows whose choice prices leave open: a power law through what was measured at 64 experts, at most all.
 
-    Args:
-        rows: N.
-        experts: k; at 256 the fraction is about 1.2 times that at 64.
+    At 256 experts the fraction is about 1.2 times that at 64.
     """
     if rows == 0:
         return 0.0

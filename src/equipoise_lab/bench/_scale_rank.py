@@ -30,14 +30,7 @@ _CONTESTED_OF = 1 << 15
 
 
 def main(rank: int, size: int, folder: Path, options: dict[str, Any]) -> None:
-    """Measures on all ranks together; the slowest rank's time counts.
-
-    Args:
-        rank: of this process.
-        size: of the world.
-        folder: for the rendezvous and the results.
-        options: of `ScaleBench`.
-    """
+    """Measures on all ranks together, with the options of `ScaleBench`; the slowest rank's time counts."""
     torch.set_num_threads(1)
     where = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=_TIMEOUT)

@@ -16,7 +16,7 @@ import equipoise as eq
 from equipoise_lab._tables import format_seconds, name_size, name_threads, new_table
 from equipoise_lab._timing import best_in_turns, num_threads
 from equipoise_lab.bench._assign import SEVERAL_LIMIT, AssignBench
-from equipoise_lab.bench._benchmark import Measurement, Records, Step, need
+from equipoise_lab.bench._benchmark import Measurement, Records, Step, need, times_ours
 from equipoise_lab.bench._families import draw_scores
 from equipoise_lab.bench._solvers import SOLVERS, prepare_flow
 from equipoise_lab.bench._verdicts import Verdict, ratio_text
@@ -88,20 +88,13 @@ def _measure_peer(bench: AssignBench, point: Several) -> Measurement:
 
 def times_topk(records: Records, point: Several) -> float | None:
     """Our time divided by that of torch.topk on the same matrix, in turns."""
-    ratio = _times_ours(records, several_key(point, "topk"))
+    ratio = times_ours(records, several_key(point, "topk"))
     return 1 / ratio if ratio else None
 
 
 def times_faster_with(records: Records, point: Several) -> float | None:
     """The time of OR-tools divided by ours."""
-    return _times_ours(records, several_key(point, _PEER.name))
-
-
-def _times_ours(records: Records, key: str) -> float | None:
-    record = records.get(key)
-    if record is None or record.status != "measured" or record.seconds is None:
-        return None
-    return record.seconds / record.figures["ours"]
+    return times_ours(records, several_key(point, _PEER.name))
 
 
 def several_verdicts(bench: AssignBench, records: Records) -> Iterator[Verdict]:
@@ -109,18 +102,10 @@ def several_verdicts(bench: AssignBench, records: Records) -> Iterator[Verdict]:
     for point in bench.several:
         name = f"{name_size(point[:2])}, K = {point[2]}"
         yield Verdict(
-            group="several",
-            title=f"{name}: times torch.topk",
-            figure=times_topk(records, point),
-            limit=_MOST,
+            group="several", title=f"{name}: times torch.topk", figure=times_topk(records, point), limit=_MOST
         )
-        yield Verdict(
-            group="several",
-            title=f"{name}: times faster than OR-tools",
-            figure=times_faster_with(records, point),
-            limit=_LEAST,
-            at_least=True,
-        )
+        title, faster = f"{name}: times faster than OR-tools", times_faster_with(records, point)
+        yield Verdict(group="several", title=title, figure=faster, limit=_LEAST, at_least=True)
 
 
 def several_table(bench: AssignBench, records: Records) -> Table:
@@ -139,14 +124,10 @@ def several_table(bench: AssignBench, records: Records) -> Table:
         table.add_row(
             name_size(point[:2]),
             str(point[2]),
-            _time(None if floor is None else floor.seconds),
-            _time(ours),
-            peer.status if peer is not None and peer.status != "measured" else _time(peer.seconds if peer else None),
+            format_seconds(None if floor is None else floor.seconds),
+            format_seconds(ours),
+            peer.status if peer and peer.status != "measured" else format_seconds(peer.seconds if peer else None),
             ratio_text(times_faster_with(records, point), ".1f", least, at_least=True),
             ratio_text(times_topk(records, point), ".2f", most),
         )
     return table
-
-
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else format_seconds(seconds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Balancing in expectation against torch.softmax, the floor, and POT's Sinkhorn at equal accuracy: what is measured.
+"""Balancing in expectation against torch.softmax, the floor, and POT's Sinkhorn at equal accuracy.
 
 Legend: n rows (datapoints), k columns (experts).
 """
@@ -7,20 +7,25 @@ Legend: n rows (datapoints), k columns (experts).
 import math
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from matplotlib.figure import Figure
+from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from equipoise._core import check_positive
 from equipoise.balancing import Balanced, ConvergenceWarning, sinkhorn
-from equipoise_lab._tables import name_size
+from equipoise_lab._style import add_grid, name_ticks, new_figure, plot_known
+from equipoise_lab._tables import format_seconds, name_size, name_threads, new_table
 from equipoise_lab._timing import best_of, best_of_each, num_threads
-from equipoise_lab.bench._benchmark import Measurement, Size, Step, check_run, need, over_budget
+from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Size, Step, check_run, need, over_budget
+from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio_text
 
 CAPACITY_FACTOR = 1.25
 # Where POT stops, in decades of its own error; the first that meets the tolerance is what it is timed with.
@@ -149,3 +154,121 @@ def _column_error(p: Float[Tensor, "n k"]) -> float:
 def _logits(size: Size, deviation: float, seed: int) -> Float[Tensor, "n k"]:
     """The logits of a size, float32: kept until the next are drawn, because all solvers share them."""
     return deviation * torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+# Multiples of torch.softmax on the same matrix, by standard deviation of the logits, at this size.
+LIMIT_SIZE = (65536, 64)
+SOFTMAX_LIMITS: Mapping[float, float] = {1.0: 40.0, 10.0: 80.0}
+# Ours may not be slower than POT anywhere.
+POT_LIMIT = 1.0
+_CURVES = (
+    ("pot", "POT sinkhorn_log", "#8c2d04", "^", "-"),
+    ("backward", "eq.sinkhorn with backward", "#7fb3dd", "D", "-"),
+    ("tight", "eq.sinkhorn", "#0b3c6f", "o", "-"),
+    ("slack", f"eq.sinkhorn, uneven logits,\ncapacity factor {CAPACITY_FACTOR:g}", "#2f7fc1", "s", "--"),
+)
+
+
+def times_softmax(records: Records, size: Size, deviation: float, what: str = "tight") -> float | None:
+    """A time ("tight", "slack", "backward" or "pot") divided by that of torch.softmax on the same matrix."""
+    ours = records.get(sinkhorn_key(size, deviation, "ours"))
+    if ours is None or not ours.figures:
+        return None
+    if what == "pot":
+        pot = records.get(sinkhorn_key(size, deviation, "pot"))
+        return None if pot is None or pot.seconds is None else pot.seconds / ours.figures["softmax"]
+    return ours.figures[what] / ours.figures["softmax"]
+
+
+def times_faster_than_pot(records: Records, size: Size, deviation: float) -> float | None:
+    """POT's time divided by ours; None unless both reached the tolerance."""
+    ours, pot = (records.get(sinkhorn_key(size, deviation, who)) for who in ("ours", "pot"))
+    if ours is None or pot is None or ours.seconds is None or pot.status != "measured" or pot.seconds is None:
+        return None
+    return pot.seconds / ours.seconds
+
+
+def sinkhorn_verdicts(bench: SinkhornBench, records: Records) -> list[Verdict]:
+    """Holds softmax times and the closest race with POT against their limits; not judged with more than one thread."""
+    found: list[Verdict] = []
+    for deviation, limit in SOFTMAX_LIMITS.items():
+        title = f"{name_size(LIMIT_SIZE)}, sd {deviation:g}: times torch.softmax"
+        figure = times_softmax(records, LIMIT_SIZE, deviation)
+        found.append(Verdict(group="size", title=title, figure=figure, limit=limit))
+    races = [times_faster_than_pot(records, size, deviation) for size, deviation in bench.cells()]
+    closest = min((race for race in races if race is not None), default=None)
+    title = "times faster than POT, at least, over all sizes and deviations"
+    found.append(Verdict(group="peer", title=title, figure=closest, limit=POT_LIMIT, at_least=True))
+    return judge(found, when=bench.threads == 1)
+
+
+def _tables(bench: SinkhornBench, records: Records) -> list[Table]:
+    """The tables of a run: times by size and deviation, then limits."""
+    headings = ("n x k", "sd", "softmax", "ours", "ours", "passes", "error", f"slack\n{CAPACITY_FACTOR:g}", "backward")
+    table = new_table(
+        f"Balancing to {bench.tolerance:g}, float32 logits, {name_threads(bench.threads)}, best of {bench.repeats}",
+        right=(*headings, "POT", "POT\n/ ours"),
+        no_wrap=True,
+        caption="In multiples of torch.softmax on the same matrix, except where a unit is given.",
+        caption_justify="left",
+    )
+    for size, deviation in bench.cells():
+        table.add_row(*_row(records, size, deviation))
+    return [table, limit_table(sinkhorn_verdicts(bench, records))]
+
+
+def _summary(bench: SinkhornBench, records: Records) -> dict[str, Any]:
+    """The ratios and verdicts in the form that the results file stores."""
+    ratios = [
+        {
+            "n": size[0],
+            "k": size[1],
+            "deviation": deviation,
+            "times_softmax": times_softmax(records, size, deviation),
+            "times_faster_than_pot": times_faster_than_pot(records, size, deviation),
+        }
+        for size, deviation in bench.cells()
+    ]
+    return {"ratios": ratios, "verdicts": [asdict(v) for v in sinkhorn_verdicts(bench, records)]}
+
+
+def _row(records: Records, size: Size, deviation: float) -> list[Text]:
+    ours = records.get(sinkhorn_key(size, deviation, "ours"), Measurement(status="skipped"))
+    pot = records.get(sinkhorn_key(size, deviation, "pot"), Measurement(status="skipped"))
+    if not ours.figures:
+        return [Text(name_size(size)), Text(f"{deviation:g}"), Text(ours.status, style="dim")]
+    figures = ours.figures
+    limit = SOFTMAX_LIMITS.get(deviation) if size == LIMIT_SIZE else None
+    ratio = figures["tight"] / figures["softmax"]
+    cells = [name_size(size), f"{deviation:g}", format_seconds(figures["softmax"]), format_seconds(figures["tight"])]
+    cells += [f"{figures['iterations']:.0f}", f"{figures['error']:.0e}"]
+    cells += [f"{figures[what] / figures['softmax']:.1f}" for what in ("slack", "backward")]
+    race = times_faster_than_pot(records, size, deviation)
+    cells += [format_seconds(pot.seconds) if race is not None and pot.seconds is not None else pot.status]
+    texts = [Text(cell) for cell in cells]
+    texts.insert(4, ratio_text(ratio, ".1f", limit))
+    return [*texts, ratio_text(race, ".1f", POT_LIMIT, at_least=True)]
+
+
+def _draw(bench: SinkhornBench, records: Records) -> Figure:
+    """Draws time in multiples of torch.softmax against the deviation of the logits, at the size that has limits."""
+    size = LIMIT_SIZE if LIMIT_SIZE in bench.sizes else bench.sizes[-1]
+    figure = new_figure(7.2, 4.2)
+    axes = figure.add_subplot()
+    for what, title, colour, marker, dashes in _CURVES:
+        points = ((sd, times_softmax(records, size, sd, what)) for sd in bench.deviations)
+        how = {"linestyle": dashes, "color": colour, "marker": marker, "markersize": 4.5}
+        plot_known(axes, points, label=title, **how)
+    axes.axhline(1.0, color="#555555", linestyle=":", linewidth=1.2, label="torch.softmax")
+    axes.set(xscale="log", yscale="log")
+    name_ticks(axes, bench.deviations)
+    add_grid(axes)
+    axes.set(xlabel="standard deviation of the logits", ylabel="time, in multiples of torch.softmax")
+    axes.set_title(f"Balancing {name_size(size)} logits to a relative column error of {bench.tolerance:g}")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+SINKHORN = Benchmark(
+    name="sinkhorn", recipes=SINKHORN_RECIPES, steps=sinkhorn_steps, tables=_tables, summary=_summary, draw=_draw
+)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures held against stated limits, and the table that shows them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from rich.table import Table
@@ -32,6 +32,13 @@ def judge(verdicts: Iterable[Verdict], *, when: bool = True) -> list[Verdict]:
         replace(v, passed=_holds(v.figure, v.limit, v.at_least)) if when and v.figure is not None else v
         for v in verdicts
     ]
+
+
+def worst_of(figures: Mapping[str, float | None]) -> tuple[str, float | None]:
+    """The largest figure and its name; no name where nothing was measured."""
+    known = {name: figure for name, figure in figures.items() if figure is not None}
+    worst = max(known, key=known.__getitem__, default="")
+    return worst, known.get(worst)
 
 
 def limit_table(

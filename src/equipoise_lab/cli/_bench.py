@@ -91,8 +91,7 @@ def sinkhorn(
 def layer(
     out: Out = Path("out/bench-layer"),
     grid: Annotated[
-        Grid,
-        typer.Option(help="Size of the layer. quick takes a minute or two, full takes a quarter of an hour."),
+        Grid, typer.Option(help="Size of the layer. quick takes a minute or two, full takes a quarter of an hour.")
     ] = "full",
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="Threads for torch; may be repeated. [default: 1 and 2]")
@@ -157,8 +156,7 @@ def scale(
 def balance(
     out: Out = Path("out/bench-balance"),
     grid: Annotated[
-        Grid,
-        typer.Option(help="Experts and batches. quick takes less than a minute, full takes about five."),
+        Grid, typer.Option(help="Experts and batches. quick takes less than a minute, full takes about five.")
     ] = "full",
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch and equipoise.")] = 1,
     trials: Annotated[

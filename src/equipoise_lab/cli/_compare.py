@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _LOG_WIDTH = 130
 
@@ -55,7 +56,7 @@ def compare(
     """
     import torch
 
-    from equipoise_lab.cli._progress import count_workers, make_console
+    from equipoise_lab.cli._progress import count_workers, make_console, print_paths
 
     given = {"seeds": seeds, "first_seed": first_seed, "steps": steps}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -67,8 +68,10 @@ def compare(
         # In small it takes less time than processes to start. Tensors of this size gain nothing from more threads.
         processes = 0
         torch.set_num_threads(1)
-    run = _compare_models if task == "lm" else _compare_task
-    run(task, out, quick, changes, processes, console)
+    found, tables = (_compare_models if task == "lm" else _compare_task)(task, out, quick, changes, processes, console)
+    for table in tables:
+        console.print(table)
+    print_paths(console, found.paths)
 
 
 def _of_models(task: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -80,56 +83,34 @@ def _of_models(task: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare_task(
-    task: str, out: Path, quick: bool, changes: dict[str, Any], processes: int, console: "Console"
-) -> None:
+    task: str, out: Path, quick: bool, changes: dict[str, Any], workers: int, console: "Console"
+) -> "tuple[Any, list[Table]]":
     from dataclasses import replace
 
     from equipoise._core import check_one_of
-    from equipoise_lab.cli._progress import print_paths, run_with_bar, typed_command
+    from equipoise_lab.cli._progress import run_experiment
     from equipoise_lab.compare import TASKS, Comparison, compare, load_task, quick_comparison, result_tables
 
     check_one_of("task", task, (*TASKS, "lm"))
     recipe = replace(quick_comparison() if quick else Comparison(), task=task, **changes)
     load_task(task)  # says what is missing before a folder is made
-    found = run_with_bar(
-        console,
-        len(recipe.runs()) * recipe.steps,
-        out,
-        lambda bar: compare(
-            recipe, out, command=typed_command("compare"), workers=processes, say=bar.say, advance=bar.advance
-        ),
-    )
-    for table in result_tables(recipe, found.outcomes, found.differences):
-        console.print(table)
-    print_paths(console, found.paths)
+    total = len(recipe.runs()) * recipe.steps
+    found = run_experiment(console, "compare", compare, recipe, out, total, workers=workers)
+    return found, result_tables(recipe, found.outcomes, found.differences)
 
 
 def _compare_models(
-    task: str, out: Path, quick: bool, changes: dict[str, Any], processes: int, console: "Console"
-) -> None:
+    task: str, out: Path, quick: bool, changes: dict[str, Any], workers: int, console: "Console"
+) -> "tuple[Any, list[Table]]":
     from dataclasses import replace
 
-    from equipoise_lab.cli._progress import print_paths, run_with_bar, typed_command
+    from equipoise_lab.cli._progress import run_experiment
     from equipoise_lab.compare.lm import LanguageModels, compare_models, model_tables, quick_language_models, read_tuned
 
     del task
     settings = changes.pop("settings", None)
     recipe = replace(quick_language_models() if quick else LanguageModels(), **changes)
     tuned = None if settings is None else read_tuned(settings, recipe)
-    found = run_with_bar(
-        console,
-        recipe.total_steps(tuned=tuned is not None),
-        out,
-        lambda bar: compare_models(
-            recipe,
-            out,
-            command=typed_command("compare"),
-            tuned=tuned,
-            workers=processes,
-            say=bar.say,
-            advance=bar.advance,
-        ),
-    )
-    for table in model_tables(recipe, found.outcomes, found.differences, found.goals):
-        console.print(table)
-    print_paths(console, found.paths)
+    total = recipe.total_steps(tuned=tuned is not None)
+    found = run_experiment(console, "compare", compare_models, recipe, out, total, tuned=tuned, workers=workers)
+    return found, model_tables(recipe, found.outcomes, found.differences, found.goals)

@@ -9,9 +9,7 @@ import typer
 _LOG_WIDTH = 100
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the page.", file_okay=False)] = Path("out/demo"),
-) -> None:
+def demo(out: Annotated[Path, typer.Option(help="Folder for the page.", file_okay=False)] = Path("out/demo")) -> None:
     """Show what the library does, in half a minute and without any data.
 
     Balances a batch, draws a balanced sample, audits an estimator with and without its weights, and trains a small

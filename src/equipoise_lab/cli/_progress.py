@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -104,3 +104,14 @@ def run_with_bar(
         except KeyboardInterrupt:
             bar.say(f"Interrupted. What is done is in {out}; the same command goes on from there.")
             raise
+
+
+def run_experiment(
+    console: Console, name: str, run: Callable[..., T], recipe: Any, out: Path, total: int, **options: Any
+) -> T:
+    """Runs an experiment of so many training steps for the command of a name, with a bar."""
+
+    def call(bar: ProgressBar) -> T:
+        return run(recipe, out, command=typed_command(name), say=bar.say, advance=bar.advance, **options)
+
+    return run_with_bar(console, total, out, call)

@@ -17,8 +17,7 @@ def reproduce(
         typer.Option("--sensitivity", help="Also train the panels with other values of what the paper leaves open."),
     ] = False,
     beyond: Annotated[
-        bool,
-        typer.Option("--beyond", help="Also train the estimators that the paper does not have, on 40 seeds."),
+        bool, typer.Option("--beyond", help="Also train the estimators that the paper does not have, on 40 seeds.")
     ] = False,
     seeds: Annotated[
         int | None, typer.Option(help="Number of runs of each setting. [default: 40 for the REINFORCE panels, else 20]")
@@ -45,7 +44,7 @@ def reproduce(
 
     from rich.console import Console
 
-    from equipoise_lab.cli._progress import count_workers, print_paths, run_with_bar, typed_command
+    from equipoise_lab.cli._progress import count_workers, print_paths, run_experiment
     from equipoise_lab.paper import OPEN_CHOICES, Paper, claims_table, quick_recipe, reproduce, total_steps
 
     given = (("seeds", seeds), ("panel_seeds", seeds), ("steps", steps))
@@ -58,21 +57,8 @@ def reproduce(
         changes[name] = value
     recipe = replace(quick_recipe() if quick else Paper(), **changes)
     processes, console = count_workers(workers), Console()
-    found = run_with_bar(
-        console,
-        total_steps(recipe, sensitivity=sensitivity, beyond=beyond),
-        out,
-        lambda bar: reproduce(
-            recipe,
-            out,
-            command=typed_command("reproduce"),
-            quick=quick,
-            sensitivity=sensitivity,
-            beyond=beyond,
-            workers=processes,
-            say=bar.say,
-            advance=bar.advance,
-        ),
-    )
+    total = total_steps(recipe, sensitivity=sensitivity, beyond=beyond)
+    how = {"quick": quick, "sensitivity": sensitivity, "beyond": beyond, "workers": processes}
+    found = run_experiment(console, "reproduce", reproduce, recipe, out, total, **how)
     console.print(claims_table(found.claims))
     print_paths(console, found.paths)

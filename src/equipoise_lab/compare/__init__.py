@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures of experts trained on real data: the library's recipes against Switch and BASE, tuned alike."""
 
-from equipoise_lab.compare._compare import Compared as Compared
 from equipoise_lab.compare._compare import compare as compare
-from equipoise_lab.compare._contenders import CONTENDERS as CONTENDERS
-from equipoise_lab.compare._contenders import Contender as Contender
-from equipoise_lab.compare._contenders import Setting as Setting
+from equipoise_lab.compare._recipe import CONTENDERS as CONTENDERS
 from equipoise_lab.compare._recipe import Comparison as Comparison
 from equipoise_lab.compare._recipe import Run as Run
 from equipoise_lab.compare._recipe import quick_comparison as quick_comparison
-from equipoise_lab.compare._report import Difference as Difference
-from equipoise_lab.compare._report import Outcome as Outcome
 from equipoise_lab.compare._report import result_tables as result_tables
 from equipoise_lab.compare._task import TASKS as TASKS
 from equipoise_lab.compare._task import Split as Split

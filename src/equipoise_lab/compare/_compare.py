@@ -14,9 +14,8 @@ import torch
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
 from equipoise_lab._tasks import Part, ignore, run_parts
-from equipoise_lab.compare._contenders import CONTENDERS
 from equipoise_lab.compare._protocol import CONFIDENCE
-from equipoise_lab.compare._recipe import EVALUATIONS, Comparison, Run
+from equipoise_lab.compare._recipe import CONTENDERS, EVALUATIONS, Comparison, Run
 from equipoise_lab.compare._report import NAME, Difference, Outcome, differences, save_figure, summarise
 from equipoise_lab.compare._task import Task, load_task
 from equipoise_lab.compare._train import Trained, measured_at, train
@@ -93,17 +92,7 @@ def compare(
 def run_all(
     recipe: Comparison, out: Path, *, workers: int, progress: Callable[[int], object] = ignore
 ) -> list[Trained]:
-    """Trains every run of a recipe that `out` does not hold yet.
-
-    Args:
-        recipe: the comparison.
-        out: the folder of the command, with a part for each run in `runs/`.
-        workers: processes, of one thread each; 0 stays in this one.
-        progress: called with steps as they are done, those of runs that were found counted at once.
-
-    Returns:
-        The runs, in the order of the recipe.
-    """
+    """Trains every run of a recipe that `out` does not hold yet; returns all, in the order of the recipe."""
     runs = {run.name: run for run in recipe.runs()}
     parts = {
         name: Part(

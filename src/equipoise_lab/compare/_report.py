@@ -17,7 +17,6 @@ from rich.table import Table
 
 from equipoise_lab._style import Look, add_grid, new_figure, row, save, stack, style
 from equipoise_lab._tables import new_table
-from equipoise_lab.compare._contenders import CONTENDERS, Setting
 from equipoise_lab.compare._protocol import (
     PairedDifference,
     SeedLosses,
@@ -26,7 +25,7 @@ from equipoise_lab.compare._protocol import (
     paired,
     set_lines,
 )
-from equipoise_lab.compare._recipe import EVALUATIONS, Comparison
+from equipoise_lab.compare._recipe import CONTENDERS, EVALUATIONS, Comparison, Setting
 from equipoise_lab.compare._task import Task
 from equipoise_lab.compare._train import Trained, build_layer, evaluate
 

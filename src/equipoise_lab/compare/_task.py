@@ -56,15 +56,8 @@ class Task:
 def split_task(name: str, x: Float[Tensor, "n d"], y: Int[Tensor, "n"], *, centred: bool = True) -> Task:
     """Divides rows at random into 60% for training, 20% for validation and 20% for the test.
 
-    Args:
-        name: of the task.
-        x: the features.
-        y: the labels.
-        centred: whether to subtract the features' mean over the training rows. A router has no bias; in a network,
-            what it sees is normalised.
-
-    Returns:
-        The task.
+    The features are `centred` on the mean of the training rows, unless asked otherwise: a router has no bias, and in a
+    network what it sees is normalised.
 
     Example:
         >>> task = split_task("line", torch.arange(10.0)[:, None], torch.arange(10) % 2)

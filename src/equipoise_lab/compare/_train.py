@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from equipoise.estimators import EMABaseline, RegressionCritic, marginal_entropy_loss
 from equipoise.nn import Grouped, MoE, Surrogate, capture
 from equipoise.ops import log_softmax
-from equipoise_lab.compare._contenders import CONTENDERS
-from equipoise_lab.compare._recipe import Comparison, Run
+from equipoise_lab.compare._recipe import CONTENDERS, Comparison, Run
 from equipoise_lab.compare._task import Split, Task
 
 # Streams of a seed.
@@ -53,16 +52,7 @@ def train(run: Run, recipe: Comparison, task: Task, *, progress: Callable[[int],
     """Trains one run; the test split is not touched.
 
     A run is a pure function of the recipe, its setting and its seed. Runs of a seed see the same rows in the same
-    order, whatever the contender.
-
-    Args:
-        run: what to train.
-        recipe: the comparison it belongs to.
-        task: what to learn.
-        progress: called with a number of steps that are done.
-
-    Returns:
-        The model, and the course of its validation loss.
+    order, whatever the contender. `progress` is called with a number of steps that are done.
     """
     learner = _Learner(run, recipe, task)
     optimizer = torch.optim.Adam(learner.layer.parameters(), lr=run.setting.learning_rate, fused=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tour in half a minute: assign, sample, audit, train."""
 
+from equipoise_lab.demo._page import Part as Part
 from equipoise_lab.demo._page import write_page as write_page
-from equipoise_lab.demo._part import Part as Part
 from equipoise_lab.demo._parts import PARTS as PARTS
 
 __all__ = ["PARTS", "Part", "write_page"]

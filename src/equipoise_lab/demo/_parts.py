@@ -9,7 +9,7 @@ import equipoise as eq
 from equipoise_lab._style import GREY, add_grid, look, new_figure, row, style
 from equipoise_lab._tables import format_seconds
 from equipoise_lab._timing import best_of
-from equipoise_lab.demo._part import Part
+from equipoise_lab.demo._page import Part
 from equipoise_lab.demo._training import show_training
 
 _CALM = "#0b4f94"

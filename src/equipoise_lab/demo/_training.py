@@ -8,7 +8,7 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise_lab._style import GREY, add_grid, new_figure, row, stack, style
-from equipoise_lab.demo._part import Part
+from equipoise_lab.demo._page import Part
 
 _BALANCED = "#8c2d04"
 _PANES, _HIDDEN, _ROWS, _SIDE = 8, 8, 128, 160
@@ -89,14 +89,7 @@ def train_one(window: Window, steps: int, hidden: int = _HIDDEN) -> tuple[torch.
 
 @torch.no_grad()
 def show_training(steps: int = 800) -> Part:
-    """Compares eight balanced experts with one expert of the same size, which does the same work for a point.
-
-    Args:
-        steps: of training, for both.
-
-    Returns:
-        What was found.
-    """
+    """Compares eight balanced experts with one expert of the same size, which does the same work for a point."""
     axis = (torch.arange(_SIDE) + 0.5) / _SIDE * 2 - 1
     grid = torch.cartesian_prod(-axis, axis).flip(-1)  # rows of pixels from above, each from the left
     with torch.random.fork_rng(devices=[]), torch.enable_grad():

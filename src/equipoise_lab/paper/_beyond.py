@@ -73,13 +73,7 @@ def compare_paired(ours: Sequence[bool], theirs: Sequence[bool]) -> tuple[float,
 
 
 def run_beyond(recipe: Paper, out: Path, *, workers: int, advance: Progress) -> dict[str, Any]:
-    """Trains the runs that `out` does not hold yet, and judges the goals.
-
-    Args:
-        recipe: from `beyond_recipe`.
-        out: folder for `beyond/`: `results.csv`, `beyond.json` and the runs.
-        workers: processes.
-        advance: called with training steps as they are done.
+    """Trains the runs of `beyond_recipe` that the folder does not hold yet, and judges the goals.
 
     Returns:
         What `beyond.json` holds: `seeds`, `first_seed`, `threshold`, `temperatures`, `rows` (for each method the solved

@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from equipoise_lab._style import GREY, INK, Look, add_grid, new_figure, row, save, style
+from equipoise_lab._style import INK, Look, add_grid, new_figure, row, save, style, write_note
 from equipoise_lab.paper._beyond import COMPARED, SLACKENED, TIGHT, beyond_tables
 from equipoise_lab.paper._recipe import Paper
 from equipoise_lab.paper._results import Result
-from equipoise_lab.paper._solved_figures import draw_tables
+from equipoise_lab.paper._solved import draw_tables
 
 # The paper's in grey, ours in colour.
 _LOOKS = {
@@ -38,7 +38,7 @@ def draw_beyond_figures(
     """
     with style():
         paths = save(_draw_lines(study, note), folder, "beyond")
-        tables = draw_tables(beyond_tables(results, recipe), 2, 11.0, note)
+        tables = draw_tables(beyond_tables(results, recipe), 11.0, note)
         return paths + save(tables, folder, "beyond-solved")
 
 
@@ -55,8 +55,7 @@ def _draw_lines(study: Mapping[str, Any], note: str) -> Figure:
     panels[0].set_ylabel(f"solved seeds of {study['seeds']}")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
-    if note:
-        figure.suptitle(note, fontsize=9, color=GREY, x=0.995, horizontalalignment="right")
+    write_note(figure, note)
     return figure
 
 
@@ -64,7 +63,6 @@ def _finish(axes: Axes, title: str, study: Mapping[str, Any]) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(-0.02 * study["seeds"], 1.04 * study["seeds"])
-    axes.set_xlabel("temperature of the proposal")
+    axes.set(ylim=(-0.02 * study["seeds"], 1.04 * study["seeds"]), xlabel="temperature of the proposal")
     axes.set_title(title, fontweight="bold", color=INK)
     add_grid(axes)

@@ -3,74 +3,53 @@
 
 import json
 import math
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.estimators import PAPER_STRATEGIES
 from equipoise_lab._ledger import write_whole
-from equipoise_lab.paper import _claims_gating, _claims_reinforce, _claims_studies
+from equipoise_lab.paper._claims_studies import STUDY_JUDGES
+from equipoise_lab.paper._recipe import LEARNING_RATES, METHODS, RATE_TEMPERATURES
 from equipoise_lab.paper._results import BASELINES, Baseline, Result
-from equipoise_lab.paper._rules import Outcomes, Part, Rule, Study, Verdict, all_hold, with_baseline
+from equipoise_lab.paper._rules import Outcomes, Part, Study, Verdict, all_hold, difference_part, solved_part
 from equipoise_lab.paper._solved import SolvedTable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-RULES = sorted(
-    (
-        value
-        for module in (_claims_gating, _claims_reinforce, _claims_studies)
-        for value in vars(module).values()
-        if isinstance(value, Rule)
-    ),
-    key=lambda rule: rule.number,
-)
-"""How each of the paper's claims is judged."""
+RULES: list[dict[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "templates" / "claims.toml").read_text(encoding="utf-8")
+)["claim"]
+"""The paper's claims, and how each is judged."""
 
 VERDICT_RULE = (
     "a claim holds if every main statement holds; it does not hold if a main statement does not; it is undecided if "
     "the 95% interval of a figure that it needs contains the limit; it is not judged if a result that it needs was not "
     "run"
 )
+_VARIANTS = {"plain": "without Sinkhorn", "sinkhorn": "with Sinkhorn first"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A claim of the paper with what was found.
+    """A claim of the paper with what was found."""
 
-    Attributes:
-        number: 1 to 16.
-        title: the paper's sentence, in our words.
-        rule: how it is judged, with all limits.
-        measured: what was found, in words and figures.
-        verdict: see `VERDICT_RULE`; with the paper's moving average, where REINFORCE is trained.
-        verdict_without: the same for REINFORCE without a baseline; None where that was not asked.
-        seeds: where a verdict is undecided, about how many seeds would decide it.
-        figures: what was measured, by name.
-        parts: the statements that the rule consists of, each with its verdict.
-    """
-
-    number: int
-    title: str
-    rule: str
-    measured: str
-    verdict: Verdict
-    verdict_without: Verdict | None = None
-    seeds: int | None = None
-    figures: dict[str, float]
-    parts: tuple[Part, ...] = ()
+    number: int  # 1 to 16
+    title: str  # the paper's sentence, in our words
+    rule: str  # how it is judged, with all limits
+    measured: str  # what was found, in words and figures
+    verdict: Verdict  # see `VERDICT_RULE`; with the paper's moving average, where REINFORCE is trained
+    verdict_without: Verdict | None = None  # for REINFORCE without a baseline; None where that was not asked
+    seeds: int | None = None  # where a verdict is undecided, about how many seeds would decide it
+    figures: dict[str, float]  # what was measured, by name
+    parts: tuple[Part, ...] = ()  # the statements that the rule consists of, each with its verdict
 
 
 def judge(results: Iterable[Result], studies: Mapping[str, Study]) -> list[Claim]:
-    """Judges all claims; one whose results are missing is "not judged".
-
-    Args:
-        results: the training runs.
-        studies: the other experiments by name.
-
-    Returns:
-        The sixteen claims in order.
+    """Judges the sixteen claims by the training runs and the studies; one whose results are missing is "not judged".
 
     Example:
         >>> {claim.verdict for claim in judge([], {})}
@@ -78,16 +57,69 @@ def judge(results: Iterable[Result], studies: Mapping[str, Study]) -> list[Claim
     """
     runs = list(results)
     by_baseline: dict[Baseline, Outcomes] = {baseline: Outcomes(runs, baseline) for baseline in BASELINES}
-    claims: list[Claim] = []
-    for rule in RULES:
-        if rule.study is not None:
-            parts = rule.judge(studies.get(rule.study, {}))
-        elif rule.both:
-            parts = [with_baseline(part, b) for b, outcomes in by_baseline.items() for part in rule.judge(outcomes)]
+    return [make_claim(rule["number"], rule["title"], _judge(rule, by_baseline, studies)) for rule in RULES]
+
+
+def _judge(
+    rule: Mapping[str, Any], by_baseline: Mapping[Baseline, Outcomes], studies: Mapping[str, Study]
+) -> list[Part]:
+    if study := rule.get("study"):
+        return STUDY_JUDGES[study](studies.get(study, {}))
+    if rule.get("judge") == "rates":
+        return judge_rates(by_baseline["ema"])
+    if rule.get("both"):
+        judged = {b: judge_statements(outcomes, rule["statements"]) for b, outcomes in by_baseline.items()}
+        return [replace(part, baseline=b) for b, parts in judged.items() for part in parts]
+    return judge_statements(by_baseline["ema"], rule["statements"])
+
+
+def judge_statements(outcomes: Outcomes, statements: Iterable[Sequence[str]]) -> list[Part]:
+    """Judges statements: each its kind, one or two places where `Outcomes.at` finds settings, and its words."""
+    parts: list[Part] = []
+    for kind, *places, rule in statements:
+        core, how = not kind.startswith("secondary, "), kind.removeprefix("secondary, ")
+        found = [outcomes.at(place) for place in places]
+        if len(found) == 1:
+            parts.append(solved_part(rule, found[0], how, core=core))
         else:
-            parts = rule.judge(by_baseline["ema"])
-        claims.append(make_claim(rule.number, rule.title, parts))
-    return claims
+            limit, at_most = float(how.split()[2]), how.startswith("at most")
+            names = _names(*places)
+            parts.append(difference_part(rule, found[0], found[1], names, at_most=at_most, limit=limit, core=core))
+    return parts
+
+
+def _names(one: str, other: str) -> tuple[str, str]:
+    """Names what two places differ in: the strategy, or whether Sinkhorn comes first."""
+    (_, variant, method, *_), (_, second, rival, *_) = one.split(), other.split()
+    if method == rival:
+        return _VARIANTS[variant], _VARIANTS[second]
+    return PAPER_STRATEGIES[method].label, PAPER_STRATEGIES[rival].label
+
+
+def judge_rates(outcomes: Outcomes) -> list[Part]:
+    """Claim 14: over all strategies at temperatures 1 and 10, no learning rate solves more runs than 0.1."""
+    rule = (
+        "over the six strategies with REINFORCE at temperatures 1 and 10, the learning rate 0.1 solves more runs than "
+        "each of 0.001, 0.003, 0.01, 0.03, 0.3 and 1"
+    )
+    swept = {
+        rate: outcomes.settings("reinforce", "plain", METHODS, RATE_TEMPERATURES, learning_rate=rate)
+        for rate in LEARNING_RATES
+    }
+    others = [
+        difference_part(rule, swept[0.1], settings, ("0.1", f"{rate:g}"), limit=0.0)
+        for rate, settings in swept.items()
+        if rate != 0.1
+    ]
+    verdict = all_hold(part.verdict for part in others)
+    if verdict == "not judged":
+        return [Part(rule=rule, measured="not all learning rates run", verdict=verdict)]
+    closest = min(others, key=lambda part: next(iter(part.figures.values())))
+    figures = {f"rate {rate:g}": sum(s.fraction for s in settings) / len(settings) for rate, settings in swept.items()}
+    solved = ", ".join(f"{figures[f'rate {rate:g}']:.0%} at {rate:g}" for rate in LEARNING_RATES)
+    measured = f"solved: {solved}; nearest: {closest.measured}"
+    seeds = max(part.seeds or 0 for part in others) if verdict == "undecided" else None
+    return [Part(rule=rule, measured=measured, verdict=verdict, figures=figures, seeds=seeds)]
 
 
 def decide(parts: Sequence[Part]) -> Verdict:
@@ -131,25 +163,6 @@ def make_claim(number: int, title: str, parts: Sequence[Part]) -> Claim:
     )
 
 
-# Each claim in few words, for the paragraph that sums them up.
-_SHORT = {
-    1: "Sample and Sample Skip IW solve the task from temperature 1 on",
-    2: "within capacity, only Sample Skip IW matches Sample",
-    3: "Gumbel-Matching is worse, and good at high temperature if its weights correct for the balancing",
-    4: "Gumbel-Matching falls short because of large weights",
-    5: "with Sinkhorn first, REINFORCE needs a high temperature",
-    6: "gating needs a balance loss, balanced sampling, weights and a low temperature",
-    7: "gating works better with Sinkhorn first",
-    8: "gating fails without importance weights",
-    9: "without importance weights, REINFORCE needs a low temperature",
-    10: "REINFORCE works with and without a balance loss",
-    11: "Sinkhorn approximates the marginals of Gumbel-Matching",
-    12: "maximum-entropy distributions are powers of p",
-    13: "cycle cancelling is much faster than the Hungarian algorithm",
-    14: "0.1 is the best learning rate",
-    15: "training the ELBO keeps choices deterministic",
-    16: "Gumbel noise does as well as Gaussian noise or input jitter",
-}
 _COUNTS = (
     *("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"),
     *("Nine", "Ten", "Eleven", "Twelve", "Thirteen", "Fourteen", "Fifteen", "Sixteen"),
@@ -169,18 +182,16 @@ _SUMMARY = {
 def summarise(claims: Sequence[Claim], *, named: bool = True) -> str:
     """Writes the paragraph that a reader can quote: which claims hold, which do not, which depend on the baseline.
 
-    Args:
-        claims: what was judged.
-        named: whether each claim is named; False for how many there are of each kind, in one sentence.
+    Claims that are not `named` are counted: how many there are of each kind, in one sentence.
 
     Example:
         >>> summarise(judge([], {}))
         'No claim was judged.'
     """
-    groups: dict[str, list[str]] = {}
+    groups, short = dict[str, list[str]](), {rule["number"]: rule["short"] for rule in RULES}
     for claim in claims:
         differs = claim.verdict_without not in (None, claim.verdict)
-        words = f"{_SHORT[claim.number]} ({claim.number})"
+        words = f"{short[claim.number]} ({claim.number})"
         groups.setdefault("differs" if differs else claim.verdict, []).append(words)
     kinds = {
         one if len(found) == 1 else several.format(_COUNTS[len(found)]): found
@@ -197,13 +208,7 @@ def summarise(claims: Sequence[Claim], *, named: bool = True) -> str:
 
 
 def write_claims(path: Path, claims: Sequence[Claim], solved: Sequence[SolvedTable] = ()) -> None:
-    """Writes `claims.json`.
-
-    Args:
-        path: the file; its folder is made if it is missing.
-        claims: what was judged.
-        solved: the seeds solved in each panel, which the claims rest on.
-    """
+    """Writes `claims.json`, with the seeds solved in each panel, which the claims rest on."""
     tables = [asdict(table) for table in solved]
     content = {
         "summary": summarise(claims),
@@ -215,14 +220,7 @@ def write_claims(path: Path, claims: Sequence[Claim], solved: Sequence[SolvedTab
 
 
 def read_claims(path: Path) -> list[Claim]:
-    """Reads what `write_claims` wrote.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The claims.
-    """
+    """Reads what `write_claims` wrote."""
     entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["claims"]
     parts = [tuple(Part(**part) for part in entry.pop("parts")) for entry in entries]
     return [Claim(**entry, parts=each) for entry, each in zip(entries, parts, strict=True)]
@@ -232,14 +230,7 @@ _STYLES = {"holds": "green", "undecided": "yellow", "does not hold": "red", "not
 
 
 def claims_table(claims: Sequence[Claim]) -> "Table":
-    """Lists the claims with their verdicts.
-
-    Args:
-        claims: what was judged.
-
-    Returns:
-        The table.
-    """
+    """Lists the claims with their verdicts."""
     from rich.table import Table  # not above: only the command prints
 
     table = Table(title="The paper's claims", title_justify="left", show_lines=False)

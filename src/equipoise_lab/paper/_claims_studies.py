@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for the claims that the smaller studies decide: weights, marginals, maximum entropy, solver, ELBO.
+"""Judges the claims that the smaller studies decide: weights, marginals, maximum entropy, solver, ELBO, noise.
 
 A study is a plain mapping, as its JSON file has it. What a rule needs and does not find makes it "not judged".
 """
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from equipoise.estimators import PAPER_STRATEGIES
-from equipoise_lab.paper._rules import Part, Verdict, above, all_hold, claim, mean_interval
+from equipoise_lab.paper._results import THRESHOLD
+from equipoise_lab.paper._rules import (
+    HALF,
+    MARGIN,
+    Part,
+    Setting,
+    Verdict,
+    above,
+    all_hold,
+    difference_part,
+    mean_interval,
+)
 
 Record = Mapping[str, Any]
 # "Much faster" is this many times, and k << n is this many rows for each expert. Below the least number of rows, what
@@ -37,12 +48,6 @@ def _yes(holds: bool) -> Verdict:
     return "holds" if holds else "does not hold"
 
 
-@claim(
-    4,
-    "The reason why Gumbel-Matching falls short is the variance that large importance weights bring; a higher "
-    "temperature avoids them.",
-    study="traces",
-)
 def judge_variance(study: Record) -> list[Part]:
     """Claim 4: at the same routers, Gumbel-Matching IW has larger weights and more variance than Sample Skip IW.
 
@@ -57,16 +62,9 @@ def judge_variance(study: Record) -> list[Part]:
         "the effective sample size (mean along training) at temperature 1 is lower with Gumbel-Matching IW than with "
         "Sample Skip IW, although that drops data"
     )
-    at_least_10 = (one["largest_weight"] or math.inf) >= 10.0
+    tenfold = f"{weight} is at least 10, and twice that of Sample Skip IW"
     return [
-        _compare(
-            f"{weight} is at least 10, and twice that of Sample Skip IW",
-            one,
-            skip,
-            "largest_weight",
-            2.0,
-            also=at_least_10,
-        ),
+        _compare(tenfold, one, skip, "largest_weight", 2.0, also=(one["largest_weight"] or math.inf) >= 10.0),
         _compare(f"{variance} is at least twice that of Sample Skip IW", one, skip, "gradient_variance", 2.0),
         _compare(f"{weight} is at least twice that at temperature 10", one, hot, "largest_weight", 2.0),
         _compare(f"{variance} is larger than at temperature 10", one, hot, "gradient_variance", 1.0),
@@ -102,11 +100,6 @@ def _compare(
     return Part(rule=rule, measured=measured, verdict=_yes(holds), core=core, figures=figures)
 
 
-@claim(
-    11,
-    "Sinkhorn closely approximates the marginals of Gumbel-Matching for n >= 4, and those of the Gibbs distribution.",
-    study="marginals",
-)
 def judge_marginals(study: Record) -> list[Part]:
     """Claim 11: Sinkhorn is close to the marginals of Gumbel-Matching for n >= 4, and to those of Gibbs, at tau = 1.
 
@@ -158,11 +151,6 @@ def _relative_part(rule: str, rows: Sequence[Record], other: str, *, core: bool)
     return Part(rule=rule, measured="; ".join(shown), verdict=verdict, core=core, figures=figures)
 
 
-@claim(
-    12,
-    "In the maximum-entropy distribution with marginals p, u_ij is about p_ij^(1/tau) for some tau.",
-    study="maximum_entropy",
-)
 def judge_maximum_entropy(study: Record) -> list[Part]:
     """Claim 12: log u is linear in log p, up to factors for rows and columns.
 
@@ -196,11 +184,6 @@ def judge_maximum_entropy(study: Record) -> list[Part]:
     return [*parts, Part(rule=near, measured=measured, verdict=_yes(distance <= 0.05), core=False, figures=figures)]
 
 
-@claim(
-    13,
-    "For k << n, cycle cancelling is much faster than the Hungarian algorithm and needs few improvements.",
-    study="solver_time",
-)
 def judge_solver_time(study: Record) -> list[Part]:
     """Claim 13: where n >= 1,024 and n >= 64 k, cycle cancelling beats the Hungarian algorithm, in few improvements.
 
@@ -230,11 +213,6 @@ def judge_solver_time(study: Record) -> list[Part]:
     return [*parts, Part(rule=rule, measured=measured, verdict=_yes(few), figures=figures)]
 
 
-@claim(
-    15,
-    "Training the ELBO, and not the marginal likelihood, keeps the router's choices deterministic at the end.",
-    study="elbo",
-)
 def judge_elbo(study: Record) -> list[Part]:
     """Claim 15: the router ends deterministic under the ELBO, and less so under the marginal likelihood.
 
@@ -270,3 +248,55 @@ def judge_elbo(study: Record) -> list[Part]:
         Part(rule=rule, measured=one, verdict=_yes(max(medians.values()) <= 0.05), figures=figures_one),
         Part(rule=more, measured=two, verdict=verdict, figures=figures_two),
     ]
+
+
+def judge_noise(study: Record) -> list[Part]:
+    """Claim 16: Gumbel noise does as well as Gaussian noise and jitter, each at the scale that suits it best.
+
+    Args:
+        study: `runs`, each with kind, scale, method, importance, and the mse of each seed.
+    """
+    best: dict[str, dict[str, Setting]] = {}
+    for r in study.get("runs", ()):
+        if {"kind", "method", "importance", "mse"} <= r.keys() and r["method"] in PAPER_STRATEGIES:
+            name = PAPER_STRATEGIES[r["method"]].label + ("" if r["importance"] else " without importance weights")
+            solved = {seed: mse is not None and mse < THRESHOLD for seed, mse in enumerate(r["mse"])}
+            found, kinds = Setting(f"{name} {r['kind']}", solved), best.setdefault(name, {})
+            kinds[r["kind"]] = max(kinds.get(r["kind"], found), found, key=lambda setting: setting.fraction)
+    return [_compare_noise(best, other) for other in ("gaussian", "jitter")]
+
+
+def _compare_noise(best: Mapping[str, Mapping[str, Setting]], other: str) -> Part:
+    """Compares Gumbel noise with one other kind, wherever either of the two solves the task for most seeds."""
+    name = {"gaussian": "Gaussian noise", "jitter": "input jitter"}[other]
+    rule = (
+        f"wherever Gumbel noise or {name} solves the task for most seeds, Gumbel noise at its best scale solves at "
+        f"most {MARGIN} fewer of the seeds than {name} at its best"
+    )
+    pairs = {s: (kinds[other], kinds["gumbel"]) for s, kinds in best.items() if {"gumbel", other} <= kinds.keys()}
+    trained = {s: pair for s, pair in pairs.items() if max(setting.fraction for setting in pair) > HALF}
+    if not trained:
+        measured = f"neither trains the model with {', '.join(pairs)}" if pairs else "not run"
+        return Part(rule=rule, measured=measured, verdict="undecided" if pairs else "not judged")
+    parts = [
+        difference_part(rule, [theirs], [ours], (f"{setting}: {name}", "Gumbel noise"), at_most=True)
+        for setting, (theirs, ours) in trained.items()
+    ]
+    return Part(
+        rule=rule,
+        measured="; ".join(part.measured for part in parts),
+        verdict=all_hold(part.verdict for part in parts),
+        figures={setting.name: setting.fraction for pair in pairs.values() for setting in pair},
+        seeds=max((part.seeds for part in parts if part.seeds is not None), default=None),
+    )
+
+
+STUDY_JUDGES: dict[str, Callable[[Record], list[Part]]] = {
+    "traces": judge_variance,
+    "marginals": judge_marginals,
+    "maximum_entropy": judge_maximum_entropy,
+    "solver_time": judge_solver_time,
+    "elbo": judge_elbo,
+    "noise": judge_noise,
+}
+"""What judges the claim of each study."""

@@ -10,23 +10,16 @@ from equipoise.estimators import PAPER_STRATEGIES, STRATEGIES, WeightedSampler
 SLACK = 1.25
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Method:
-    """A way to estimate the gradient.
+    """A way to estimate the gradient."""
 
-    Attributes:
-        name: in the column `method` of `results.csv`.
-        label: in figures.
-        strategy: samples and weighs.
-        capacity_factor: rows that an expert may take, in units of n/k.
-        critic: whether a `RegressionCritic` on (x, y, x^2, xy, y^2) takes the place of the moving average: enough to
-            represent the squared error of a linear expert.
-    """
-
-    name: str
-    label: str
-    strategy: WeightedSampler
-    capacity_factor: float = 1.0
+    name: str  # in the column `method` of `results.csv`
+    label: str  # in figures
+    strategy: WeightedSampler  # samples and weighs
+    capacity_factor: float = 1.0  # rows that an expert may take, in units of n/k
+    # Whether a `RegressionCritic` on (x, y, x^2, xy, y^2) takes the place of the moving average: enough to represent
+    # the squared error of a linear expert.
     critic: bool = False
 
     def capacity(self, num_points: int) -> int | None:
@@ -34,35 +27,23 @@ class Method:
         return None if self.capacity_factor == 1 else int(self.capacity_factor * num_points / 2)
 
 
-def _paper() -> list[Method]:
-    return [Method(name=name, label=strategy.label, strategy=strategy) for name, strategy in PAPER_STRATEGIES.items()]
+_SAMPLE, _MATCHING, _MIX, _SKIP = (STRATEGIES[name] for name in ("sample", "gm-iw", "gm-iw-mix", "skip-iw-mix"))
+_PAPER = tuple(Method(name, strategy.label, strategy) for name, strategy in PAPER_STRATEGIES.items())
+_BEYOND = (
+    Method("sample-critic", "Sample, critic", _SAMPLE, critic=True),
+    Method("skip-iw-mix", "Skip IW mix", _SKIP),
+    Method("skip-iw-mix-critic", "Skip IW mix, critic", _SKIP, critic=True),
+    Method("gm-iw-critic", "GM IW, critic", _MATCHING, critic=True),
+    Method("gm-iw-mix", "GM IW mix", _MIX),
+    Method("gm-iw-avg-mix", "GM IW avg mix", STRATEGIES["gm-iw-avg-mix"].with_options(solves=4)),
+    Method("gm-iw-mix-critic", "GM IW mix, critic", _MIX, critic=True),
+    Method("gm-iw-slack", "GM IW, capacity 1.25", _MATCHING, SLACK),
+    Method("gm-iw-mix-slack", "GM IW mix, capacity 1.25", _MIX, SLACK),
+    Method("gm-iw-mix-critic-slack", "GM IW mix, critic, capacity 1.25", _MIX, SLACK, critic=True),
+)
 
-
-def _beyond() -> list[Method]:
-    sample, matching, mix = STRATEGIES["sample"], STRATEGIES["gm-iw"], STRATEGIES["gm-iw-mix"]
-    averaged, skip = STRATEGIES["gm-iw-avg-mix"].with_options(solves=4), STRATEGIES["skip-iw-mix"]
-    return [
-        Method(name="sample-critic", label="Sample, critic", strategy=sample, critic=True),
-        Method(name="skip-iw-mix", label="Skip IW mix", strategy=skip),
-        Method(name="skip-iw-mix-critic", label="Skip IW mix, critic", strategy=skip, critic=True),
-        Method(name="gm-iw-critic", label="GM IW, critic", strategy=matching, critic=True),
-        Method(name="gm-iw-mix", label="GM IW mix", strategy=mix),
-        Method(name="gm-iw-avg-mix", label="GM IW avg mix", strategy=averaged),
-        Method(name="gm-iw-mix-critic", label="GM IW mix, critic", strategy=mix, critic=True),
-        Method(name="gm-iw-slack", label="GM IW, capacity 1.25", strategy=matching, capacity_factor=SLACK),
-        Method(name="gm-iw-mix-slack", label="GM IW mix, capacity 1.25", strategy=mix, capacity_factor=SLACK),
-        Method(
-            name="gm-iw-mix-critic-slack",
-            label="GM IW mix, critic, capacity 1.25",
-            strategy=mix,
-            capacity_factor=SLACK,
-            critic=True,
-        ),
-    ]
-
-
-BEYOND = tuple(method.name for method in _beyond())
+BEYOND = tuple(method.name for method in _BEYOND)
 """The methods that the paper does not have."""
 
-METHOD_TABLE: MappingProxyType[str, Method] = MappingProxyType({m.name: m for m in [*_paper(), *_beyond()]})
+METHOD_TABLE: MappingProxyType[str, Method] = MappingProxyType({m.name: m for m in (*_PAPER, *_BEYOND)})
 """All methods by name, the paper's six first."""

@@ -48,58 +48,41 @@ class Paper:
 
     What the paper says: the task, the model, the optimiser, the grid. What it leaves open has a field too, with the
     default that is closest to its wording; `equipoise reproduce --sensitivity` shows which claims depend on it.
-
-    Attributes:
-        methods: the strategies to compare.
-        losses: how the router learns.
-        variants: what is changed about the sampling.
-        temperatures: of the proposal.
-        seeds: runs of each setting; they are consecutive.
-        panel_seeds: runs of each setting of the panels with REINFORCE, which the first claims rest on.
-        first_seed: where seeds begin.
-        steps: of Adam.
-        sweeps: what is varied besides: the balance loss ("gating-balance", "reinforce-balance"), the learning rate
-            ("reinforce-rate").
-        balance_weight: of the load-balance loss with gating; REINFORCE has none outside of the sweep.
-        learning_rate: of Adam outside of the sweep.
-        num_points: datapoints, all in every batch.
-        noise_sd: of the labels.
-        threshold: the mean squared error below which the task counts as solved.
-        baselines: what REINFORCE subtracts in the first panel; everywhere else it is the first of them.
-        baseline_decay: of the moving average, which starts at 0.
-        dataset: open. "per-seed": every seed has its own; "shared": one for all of them, that of seed 0.
-        initialisation: open. "uniform": U(-1, 1), as torch initialises a linear layer of one input; "haiku": weights
-            from a normal distribution truncated at two standard deviations, biases 0; "small": N(0, 0.1^2).
-        balance_load: open. What the balance loss counts: "argmax", the expert that the router prefers; or "sampled",
-            the expert that was drawn. Balanced samples make the latter a constant, so that it has no effect.
-        sinkhorn_order: open. "temperature-first": sinkhorn(log p / tau); "sinkhorn-first": sinkhorn(log p), then tau.
-        measure: open. Which error decides whether a run solved the task: of the "argmax" expert, or "expected" under
-            the router.
-        measured_at: open. When that error is read: at the "last" step, or averaged over the "last-200".
     """
 
-    methods: tuple[str, ...] = METHODS
-    losses: tuple[str, ...] = LOSSES
-    variants: tuple[str, ...] = VARIANTS
-    temperatures: tuple[float, ...] = TEMPERATURES
-    seeds: int = 20
-    panel_seeds: int = 40
-    first_seed: int = 1000
-    steps: int = 10_000
+    methods: tuple[str, ...] = METHODS  # the strategies to compare
+    losses: tuple[str, ...] = LOSSES  # how the router learns
+    variants: tuple[str, ...] = VARIANTS  # what is changed about the sampling
+    temperatures: tuple[float, ...] = TEMPERATURES  # of the proposal
+    seeds: int = 20  # runs of each setting; they are consecutive
+    panel_seeds: int = 40  # runs of each setting of the panels with REINFORCE, which the first claims rest on
+    first_seed: int = 1000  # where seeds begin
+    steps: int = 10_000  # of Adam
+    # What is varied besides: the balance loss ("gating-balance", "reinforce-balance"), the learning rate
+    # ("reinforce-rate").
     sweeps: tuple[str, ...] = SWEEPS
+    # Of the load-balance loss with gating; REINFORCE has none outside of the sweep.
     balance_weight: float = MAIN_BALANCE_WEIGHT["gating"]
-    learning_rate: float = MAIN_LEARNING_RATE
-    num_points: int = 100
-    noise_sd: float = 0.1
-    threshold: float = THRESHOLD
+    learning_rate: float = MAIN_LEARNING_RATE  # of Adam outside of the sweep
+    num_points: int = 100  # datapoints, all in every batch
+    noise_sd: float = 0.1  # of the labels
+    threshold: float = THRESHOLD  # the mean squared error below which the task counts as solved
+    # What REINFORCE subtracts in the first panel; everywhere else it is the first of them.
     baselines: tuple[str, ...] = BASELINES
-    baseline_decay: float = 0.99
+    baseline_decay: float = 0.99  # of the moving average, which starts at 0
+    # Open. "per-seed": every seed has its own; "shared": one for all of them, that of seed 0.
     dataset: str = "per-seed"
+    # Open. "uniform": U(-1, 1), as torch initialises a linear layer of one input; "haiku": weights from a normal
+    # distribution truncated at two standard deviations, biases 0; "small": N(0, 0.1^2).
     initialisation: str = "uniform"
+    # Open. What the balance loss counts: "argmax", the expert that the router prefers; or "sampled", the expert that
+    # was drawn. Balanced samples make the latter a constant, so that it has no effect.
     balance_load: str = "argmax"
+    # Open. "temperature-first": sinkhorn(log p / tau); "sinkhorn-first": sinkhorn(log p), then tau.
     sinkhorn_order: str = "temperature-first"
+    # Open. Which error decides whether a run solved the task: of the "argmax" expert, or "expected" under the router.
     measure: str = "argmax"
-    measured_at: str = "last"
+    measured_at: str = "last"  # open. When that error is read: at the "last" step, or averaged over the "last-200".
 
     def __post_init__(self) -> None:
         """Refuses what cannot be run, before anything is."""

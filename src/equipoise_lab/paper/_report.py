@@ -28,19 +28,12 @@ _LARGEST_SVG = 400_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A figure that is part of the page.
+    """A figure that is part of the page."""
 
-    Attributes:
-        name: of its file, without ending.
-        title: above it.
-        caption: below it.
-        source: its data URI.
-    """
-
-    name: str
-    title: str
-    caption: str
-    source: str
+    name: str  # of its file, without ending
+    title: str  # above it
+    caption: str  # below it
+    source: str  # its data URI
 
 
 def write_report(

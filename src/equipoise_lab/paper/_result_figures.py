@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result figures: final error against temperature, the paper's figure 2 and the figure of its appendix E."""
+"""The result figures: final error against temperature (figure 2, appendix E), and solved runs against the dataset."""
 
 import math
 import statistics
@@ -14,8 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter
 
 from equipoise.estimators import PAPER_STRATEGIES
-from equipoise_lab._style import GREY, INK, add_grid, legend_lines, look, new_figure, save, style
-from equipoise_lab.paper._minority_figure import draw_minority_figure
+from equipoise_lab._style import GREY, INK, add_grid, legend_lines, look, new_figure, save, style, write_note
 from equipoise_lab.paper._results import (
     BASELINES,
     LOSSES,
@@ -27,7 +26,8 @@ from equipoise_lab.paper._results import (
     select,
     select_main,
 )
-from equipoise_lab.paper._solved_figures import draw_solved_figures
+from equipoise_lab.paper._solved import draw_solved_figures
+from equipoise_lab.paper._task import draw_data, minority_share
 
 _TITLES: dict[tuple[Loss, Variant], str] = {
     ("reinforce", "plain"): "REINFORCE",
@@ -43,22 +43,22 @@ _FLOOR, _CEILING = 0.006, 2.0
 _DODGE = 1.075
 _TICKS = (0.01, 0.1, 1.0, 10.0, 100.0)
 _DASHES = (0, (4.0, 3.0))
+# In the figure of shares, datasets are put together in groups of this many, sorted by share.
+_GROUP = 10
+_NAMES = {"ema": "moving average", "none": "no baseline"}
 
 
 def draw_result_figures(
     out: Path, results: Sequence[Result], recipe: Mapping[str, Any], *, model: Mapping[str, Any] | None = None
 ) -> list[Path]:
-    """Draws what the training runs show, as far as they were run.
+    """Draws `main`, `appendix`, `solved`, `sweeps` and `minority` into `figures` of a folder, as far as they were run.
 
     Args:
-        out: the folder of the command; figures go into `figures` below it.
+        out: the folder.
         results: the runs.
         recipe: the settings of the command; `quick` (bool) and `steps` are read, to be said on the figures.
         model: data and a learned model, for the first panel of the paper's figure 2: `x`, `y`, `experts` (slope and
             intercept of each), `router` (weight and bias of p(z = 0 | x)), `label`, `mse`.
-
-    Returns:
-        The files written: SVG and PNG of `main`, `appendix`, `solved`, `sweeps` and `minority`.
     """
     folder, main = out / "figures", select_main(results)
     note = quick_note(recipe)
@@ -69,7 +69,8 @@ def draw_result_figures(
             paths += save(_draw_appendix(main, note), folder, "appendix")
         paths += draw_solved_figures(folder, results, note)
         if recipe.get("dataset") == "per-seed":
-            paths += draw_minority_figure(folder, results, recipe, note)
+            points = solved_by_share(results, recipe["num_points"], recipe["noise_sd"])
+            paths += save(_draw_minority(points, note), folder, "minority") if points else []
     return paths
 
 
@@ -128,14 +129,11 @@ def _finish(figure: Figure, note: str) -> None:
         Line2D([], [], color=GREY, linestyle="", marker=".", markersize=4.0, label="one seed (lines: median)"),
     ]
     figure.legend(handles=[*legend_lines(), *others], loc="outside lower center", ncols=3, fontsize=8.5)
-    if note:
-        figure.suptitle(note, fontsize=9, color=GREY, x=0.995, horizontalalignment="right")
+    write_note(figure, note)
 
 
 def _draw_panel(axes: Axes, runs: Sequence[Result], title: str) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_ylim(_FLOOR, _CEILING)
+    axes.set(xscale="log", yscale="log", ylim=(_FLOOR, _CEILING))
     axes.set_title(title, fontweight="bold")
     axes.axhline(THRESHOLD, color=INK, linestyle=_DASHES, linewidth=1.0, zorder=1)
     for place, name in enumerate(PAPER_STRATEGIES):
@@ -231,10 +229,77 @@ def _draw_model(axes: Axes, model: Mapping[str, Any]) -> None:
         axes.annotate(
             "router", xy=(-bias / weight, -1.42), xytext=(-3, 0), textcoords="offset points", ha="right", fontsize=8
         )
-    axes.set_ylim(-1.5, 1.5)
-    axes.set_xlabel("x")
-    axes.set_ylabel("y")
+    axes.set(ylim=(-1.5, 1.5), xlabel="x", ylabel="y")
     axes.set_title("Data and learned model", fontweight="bold")
     lines = textwrap.wrap(str(model.get("label", "")), 24)
     lines += [f"MSE {model['mse']:.4f}"] if "mse" in model else []
     axes.annotate("\n".join(lines), xy=(0.03, 0.97), xycoords="axes fraction", va="top", fontsize=8, color=GREY)
+
+
+def solved_by_share(
+    results: Sequence[Result], num_points: int, noise_sd: float
+) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Lists (share of the minority side, solved fraction of the temperatures >= 1), a pair for each seed.
+
+    Each expert may take half of the points. The solution sends the points with x >= 0.5, a quarter of them on average,
+    to one expert. The smaller that side is in a dataset, the more capacity and data disagree.
+
+    Returns:
+        The pairs by baseline and method, in the order of the shares.
+    """
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    shares: dict[int, float] = {}
+    for baseline in BASELINES:
+        runs = select(select_main(results, baseline=baseline), loss="reinforce", variant="plain")
+        for method in PAPER_STRATEGIES:
+            solved: dict[int, list[bool]] = {}
+            for run in (r for r in runs if r.method == method and r.temperature >= 1.0):
+                solved.setdefault(run.seed, []).append(run.solved)
+            for seed in solved.keys() - shares.keys():
+                shares[seed] = minority_share(draw_data(seed, num_points, noise_sd)[0])
+            if solved:
+                found[baseline, method] = sorted((shares[s], statistics.fmean(each)) for s, each in solved.items())
+    return found
+
+
+def _draw_minority(points: Mapping[tuple[str, str], Sequence[tuple[float, float]]], note: str) -> Figure:
+    methods = [method for method in PAPER_STRATEGIES if any(m == method for _, m in points)]
+    figure = new_figure(7.2, 2.4 * -(-len(methods) // 2) + 0.5)
+    grid = list(figure.subplots(-(-len(methods) // 2), 2, sharex=True, sharey=True, squeeze=False).flat)
+    for axes, method in zip(grid, methods, strict=False):
+        _draw_shares(axes, points, method)
+    for axes in grid[len(methods) :]:
+        axes.set_axis_off()
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=2, fontsize=8.5)
+    figure.supylabel("solved, of the temperatures >= 1", fontsize=9, color=INK)
+    figure.supxlabel("share of the points with x >= 0.5 in the dataset (capacity: 0.5)", fontsize=9, color=INK)
+    write_note(figure, note)
+    return figure
+
+
+def _draw_shares(axes: Axes, points: Mapping[tuple[str, str], Sequence[tuple[float, float]]], method: str) -> None:
+    """Draws a faint dot for each dataset, and a line through the means of groups of them."""
+    for baseline, name in _NAMES.items():
+        pairs = points.get((baseline, method), ())
+        if not pairs:
+            continue
+        dashed, colour = baseline == "none", look(method).colour
+        shift = 0.012 if dashed else -0.012
+        axes.plot(
+            [x for x, _ in pairs],
+            [y + shift for _, y in pairs],
+            "o",
+            color=colour,
+            markersize=3.2,
+            markerfacecolor="white" if dashed else colour,
+            alpha=0.45,
+        )
+        groups = [pairs[i : i + _GROUP] for i in range(0, len(pairs), _GROUP)]
+        middle = [tuple(map(statistics.fmean, zip(*group, strict=True))) for group in groups]
+        line: dict[str, Any] = {"linestyle": "--" if dashed else "-", "linewidth": 1.8, "label": name}
+        axes.plot(*zip(*middle, strict=True), color=colour, **line)
+    axes.set_ylim(-0.06, 1.06)
+    axes.set_title(PAPER_STRATEGIES[method].label, fontweight="bold")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    add_grid(axes)

@@ -45,27 +45,16 @@ SAME: dict[tuple[str, str], tuple[Variant, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        loss: how the router learns: "reinforce" or "gating".
-        variant: "plain", "sinkhorn" (Sinkhorn before sampling) or "no-iw" (no importance weights).
-        method: a strategy's name.
-        temperature: of the proposal.
-        seed: of the initial parameters and the noise; and of the data, unless all seeds share them.
-        balance_weight: of the load-balance loss.
-        learning_rate: of Adam.
-        baseline: what REINFORCE subtracts: "ema", the moving average of past losses, or "none".
-    """
-
-    loss: Loss
-    variant: Variant
-    method: str
-    temperature: float
-    seed: int
-    balance_weight: float
-    learning_rate: float
-    baseline: Baseline
+    loss: Loss  # how the router learns: "reinforce" or "gating"
+    variant: Variant  # "plain", "sinkhorn" (Sinkhorn before sampling) or "no-iw" (no importance weights)
+    method: str  # a strategy's name
+    temperature: float  # of the proposal
+    seed: int  # of the initial parameters and the noise; and of the data, unless all seeds share them
+    balance_weight: float  # of the load-balance loss
+    learning_rate: float  # of Adam
+    baseline: Baseline  # what REINFORCE subtracts: "ema", the moving average of past losses, or "none"
 
     @property
     def trained_as(self) -> "Run":
@@ -83,17 +72,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result(Run):
-    """A run and its outcome; the fields are the columns of `results.csv`, in this order.
+    """A run and its outcome; the fields are the columns of `results.csv`, in this order."""
 
-    Attributes:
-        mse: mean squared error at the end; nan or inf where the run diverged.
-        mse_expected: the same in expectation over the router.
-        solved: whether the run solved the task.
-    """
-
-    mse: float
-    mse_expected: float
-    solved: bool
+    mse: float  # mean squared error at the end; nan or inf where the run diverged
+    mse_expected: float  # the same in expectation over the router
+    solved: bool  # whether the run solved the task
 
     @property
     def run(self) -> Run:
@@ -105,12 +88,7 @@ COLUMNS = tuple(field.name for field in fields(Result))
 
 
 def write_results(path: Path, results: Iterable[Result]) -> None:
-    """Writes results so that a reader, or an interruption, never meets half a file.
-
-    Args:
-        path: the file; its folder is made if it is missing.
-        results: the runs, in the order of the rows.
-    """
+    """Writes results in the order given, so that a reader, or an interruption, never meets half a file."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -124,14 +102,7 @@ def _to_row(result: Result) -> list[str]:
 
 
 def read_results(path: Path) -> list[Result]:
-    """Reads what `write_results` wrote.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The runs, in the order of the rows.
-    """
+    """Reads what `write_results` wrote."""
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
         header = tuple(next(reader, ()))
@@ -162,13 +133,6 @@ def _parse(kind: Any, text: str) -> Any:
 def select(results: Iterable[Result], **equals: object) -> list[Result]:
     """Keeps the runs whose columns equal the given values; numbers that differ by rounding are equal.
 
-    Args:
-        results: the runs.
-        **equals: a value for some of the columns.
-
-    Returns:
-        Those runs, in their order.
-
     Example:
         >>> select([], loss="reinforce", variant="plain", method="sample", temperature=1.0)
         []
@@ -186,14 +150,9 @@ def _same(one: object, other: object) -> bool:
 
 
 def select_main(results: Iterable[Result], *, baseline: Baseline = "ema") -> list[Result]:
-    """Keeps the runs of the paper's six panels, and leaves those of the sweeps.
+    """Keeps the runs of the paper's six panels, REINFORCE with a baseline or none, and leaves those of the sweeps.
 
-    Args:
-        results: the runs.
-        baseline: with which REINFORCE was trained.
-
-    Returns:
-        Those at learning rate 0.1, REINFORCE without a balance loss and gating with one of weight 0.01.
+    They have learning rate 0.1, REINFORCE no balance loss, and gating one of weight 0.01.
     """
     runs = select(results, learning_rate=MAIN_LEARNING_RATE)
     reinforce = select(runs, loss="reinforce", baseline=baseline, balance_weight=MAIN_BALANCE_WEIGHT["reinforce"])

@@ -7,21 +7,14 @@ the fraction itself: a statement holds, does not hold, or is undecided, and then
 """
 
 import math
+import operator
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from equipoise_lab.paper._recipe import METHODS, TEMPERATURES
-from equipoise_lab.paper._results import (
-    MAIN_BALANCE_WEIGHT,
-    MAIN_BASELINE,
-    MAIN_LEARNING_RATE,
-    Baseline,
-    Loss,
-    Result,
-    Variant,
-)
+from equipoise_lab.paper._results import MAIN_BALANCE_WEIGHT, MAIN_BASELINE, MAIN_LEARNING_RATE, Baseline, Result
 
 HALF = 0.5
 """The fraction of runs above which a setting is solved, and below which it fails."""
@@ -32,14 +25,6 @@ MARGIN = 0.1
 NORMAL = 1.96
 _MANY = 10_000
 
-VERY_LOW = tuple(t for t in TEMPERATURES if t <= 0.1)
-LOW = tuple(t for t in TEMPERATURES if t < 1.0)
-FROM_ONE = tuple(t for t in TEMPERATURES if t >= 1.0)
-HIGH = tuple(t for t in TEMPERATURES if t >= 10.0)
-
-INDEPENDENT = ("sample", "skip-iw", "skip")
-MATCHING = ("gm-iw", "gm-sh", "gm")
-
 Verdict = Literal["holds", "does not hold", "undecided", "not judged"]
 Interval = tuple[float, float]
 Study = Mapping[str, Any]
@@ -47,51 +32,15 @@ Study = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One statement of a claim, with what was found.
+    """One statement of a claim, with what was found."""
 
-    Attributes:
-        rule: the statement, with its limits.
-        measured: what was found, in words and figures.
-        verdict: of the statement; "not judged" where results are missing.
-        core: whether the claim depends on it.
-        figures: what was measured, by name.
-        seeds: where it is undecided: about how many seeds would decide it, if fractions stay what they are.
-        baseline: what the runs were trained with, where the claim is judged for both baselines.
-    """
-
-    rule: str
-    measured: str
-    verdict: Verdict
-    core: bool = True
-    figures: dict[str, float] = field(default_factory=dict[str, float])
-    seeds: int | None = None
-    baseline: Baseline | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """How a claim is judged.
-
-    Attributes:
-        number: of the claim, 1 to 16.
-        title: the paper's sentence, in our words.
-        study: the one that decides it, as its JSON file has it; None: the training runs do.
-        both: whether it is judged for REINFORCE without a baseline too.
-        judge: judges the statements of the claim, given `Outcomes` or the study.
-    """
-
-    number: int
-    title: str
-    study: str | None
-    both: bool
-    judge: Callable[[Any], list[Part]]
-
-
-def claim(
-    number: int, title: str, *, study: str | None = None, both: bool = False
-) -> Callable[[Callable[[Any], list[Part]]], Rule]:
-    """Makes the function behind it the rule of a claim; see `Rule`."""
-    return lambda judge: Rule(number=number, title=title, study=study, both=both, judge=judge)
+    rule: str  # the statement, with its limits
+    measured: str  # what was found, in words and figures
+    verdict: Verdict  # "not judged" where results are missing
+    core: bool = True  # whether the claim depends on it
+    figures: dict[str, float] = field(default_factory=dict[str, float])  # what was measured, by name
+    seeds: int | None = None  # where it is undecided: about how many would decide it, if fractions stay what they are
+    baseline: Baseline | None = None  # of the runs, where the claim is judged for both baselines
 
 
 def wilson(solved: int, runs: int) -> Interval:
@@ -200,25 +149,33 @@ class Outcomes:
             numbers = _rounded(r.temperature, r.balance_weight, r.learning_rate)
             self._found.setdefault((r.loss, r.baseline, r.variant, r.method, *numbers), {})[r.seed] = r.solved
 
+    def at(self, where: str) -> list[Setting]:
+        """Looks up the settings that `claims.toml` names: loss, variant, methods, temperatures, weights."""
+        losses, variant, methods, temperatures, *weights = where.split()
+        return [
+            setting
+            for loss in losses.split(",")
+            for weight in (map(float, weights[0].split(",")) if weights else (None,))
+            for setting in self.settings(
+                loss,
+                variant,
+                METHODS if methods == "*" else methods.split(","),
+                _temperatures(temperatures),
+                balance_weight=weight,
+            )
+        ]
+
     def settings(
         self,
-        loss: Loss,
-        variant: Variant,
-        methods: Sequence[str] = METHODS,
-        temperatures: Sequence[float] = TEMPERATURES,
+        loss: str,
+        variant: str,
+        methods: Sequence[str],
+        temperatures: Sequence[float],
         *,
         balance_weight: float | None = None,
         learning_rate: float = MAIN_LEARNING_RATE,
     ) -> list[Setting]:
-        """Looks up settings, method by method.
-
-        Args:
-            loss: "reinforce" or "gating".
-            variant: "plain", "sinkhorn" or "no-iw".
-            methods: names of strategies.
-            temperatures: of the proposal.
-            balance_weight: None is the one of the paper's panels.
-            learning_rate: of Adam.
+        """Looks up settings, method by method; None is the weight of the paper's panels.
 
         Returns:
             The settings; without seeds where they were not run.
@@ -226,7 +183,7 @@ class Outcomes:
         weight = MAIN_BALANCE_WEIGHT[loss] if balance_weight is None else balance_weight
         swept = "" if balance_weight is None else f" balance {weight:g}"
         swept += "" if learning_rate == MAIN_LEARNING_RATE else f" rate {learning_rate:g}"
-        baseline = self.baseline if loss == "reinforce" else MAIN_BASELINE[loss]
+        baseline = self.baseline if loss == "reinforce" else MAIN_BASELINE["gating"]
         return [
             Setting(
                 f"{loss} {variant} {m} {t:g}{swept}",
@@ -237,20 +194,21 @@ class Outcomes:
         ]
 
 
+def _temperatures(text: str) -> list[float]:
+    """Reads temperatures: all ("*"), those of the experiment that compare with a number ("<1"), or a list ("1,10")."""
+    for sign, holds in (("<=", operator.le), (">=", operator.ge), ("<", operator.lt)):
+        if text.startswith(sign):
+            return [t for t in TEMPERATURES if holds(t, float(text.removeprefix(sign)))]
+    return list(TEMPERATURES) if text == "*" else [float(number) for number in text.split(",")]
+
+
 def _rounded(*numbers: float) -> tuple[float, ...]:
     """Rounds numbers: temperatures may have been through float32."""
     return tuple(float(f"{number:.5g}") for number in numbers)
 
 
 def solved_part(rule: str, settings: Sequence[Setting], how: str, *, core: bool = True) -> Part:
-    """Makes a part about settings.
-
-    Args:
-        rule: the statement.
-        settings: that it speaks of.
-        how: "all solved", "one solved" or "all failed".
-        core: see `Part`.
-    """
+    """Makes a part about settings that are "all solved", "one solved" or "all failed"."""
     verdicts: list[Verdict] = [setting.verdict for setting in settings]
     if "not judged" in verdicts:
         missing = verdicts.count("not judged")
@@ -294,16 +252,8 @@ def difference_part(
 ) -> Part:
     """Makes a part about how much more of the runs some settings solve than others, on the same seeds.
 
-    The difference is that of a seed's solved fractions over the settings; its interval is over seeds.
-
-    Args:
-        rule: the statement.
-        ours: settings that should solve more.
-        theirs: the others.
-        names: of the two, for words.
-        at_most: whether the statement is that the difference is at most the limit; else, that it is more.
-        limit: on the difference of fractions.
-        core: see `Part`.
+    The difference is that of a seed's solved fractions over the settings; its interval is over seeds. The statement is
+    that it is more than the limit, or `at_most` that.
     """
     pair = [_by_seed(settings) for settings in (ours, theirs)]
     seeds = sorted(pair[0].keys() & pair[1].keys())
@@ -331,8 +281,3 @@ def _by_seed(settings: Sequence[Setting]) -> dict[int, float]:
         return {}
     shared = set.intersection(*(set(setting.by_seed) for setting in settings))
     return {seed: statistics.fmean(setting.by_seed[seed] for setting in settings) for seed in shared}
-
-
-def with_baseline(part: Part, baseline: Baseline) -> Part:
-    """Notes what the runs behind a part were trained with."""
-    return replace(part, baseline=baseline)

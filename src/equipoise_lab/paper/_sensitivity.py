@@ -32,15 +32,8 @@ def run_sensitivity(
 ) -> dict[str, Any]:
     """Judges the claims about the panels once more under every alternative to what the paper leaves open.
 
-    Only what an alternative can change is trained again; the rest is taken from the experiment itself.
-
-    Args:
-        recipe: the experiment.
-        results: its runs.
-        studies: its studies.
-        out: folder for `sensitivity/`, and in it `sensitivity.json`, written as each alternative ends.
-        workers: processes.
-        advance: called with training steps as they are done.
+    Only what an alternative can change is trained again; the rest is taken from the experiment itself. The folder
+    `sensitivity` holds the runs and `sensitivity.json`, written as each alternative ends.
 
     Returns:
         `rows`: `field`, `value`, `default`, `verdicts` by claim, `without` (the same without a baseline), `solved`
@@ -93,16 +86,7 @@ def alternatives(recipe: Paper) -> list[tuple[str, str]]:
 
 
 def total_steps(recipe: Paper, *, sensitivity: bool = False, beyond: bool = False) -> int:
-    """Counts the training steps of the command, those of runs that are trained together once.
-
-    Args:
-        recipe: the experiment.
-        sensitivity: whether the panels are trained under other readings too.
-        beyond: whether what the paper does not have is trained too.
-
-    Returns:
-        The number of steps.
-    """
+    """Counts the training steps of the command, those of runs that are trained together once."""
     units = len(recipe.units()) + (len(beyond_recipe(recipe).units()) if beyond else 0)
     if sensitivity:
         for name, value in alternatives(recipe):

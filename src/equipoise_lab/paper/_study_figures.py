@@ -17,7 +17,9 @@ from equipoise_lab._style import (
     SEQUENTIAL,
     Look,
     add_grid,
+    name_ticks,
     new_figure,
+    plot_known,
     row,
     save,
     stack,
@@ -96,9 +98,7 @@ def _finish_matrix(axes: Axes, sums: Sequence[float | int], title: str, capacity
         if total > capacity + 1e-6:
             axes.add_patch(Rectangle((j + 0.04, rows + 0.2), 0.84, 0.86, fill=False, edgecolor=_OVER, linewidth=1.2))
         axes.text(j + 0.46, rows + 0.64, form.format(total), ha="center", va="center", fontsize=8)
-    axes.set_xlim(-0.1, 3.02)
-    axes.set_ylim(rows + 1.1, -0.1)
-    axes.set_aspect(0.62)
+    axes.set(xlim=(-0.1, 3.02), ylim=(rows + 1.1, -0.1), aspect=0.62)
     axes.set_title(title, loc="center", fontsize=8.5)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -134,10 +134,7 @@ def _draw_entries(axes: Axes, size: Mapping[str, Any]) -> None:
     for column, name, mark in ((2, "Gibbs", _GIBBS), (1, "Gumbel-Matching", _MATCHING)):
         y = [entry[column] for entry in size["entries"]]
         axes.plot(x, y, **mark.points(), label=name)
-    axes.set_aspect("equal")
-    axes.set_xlim(-0.03, 1.03)
-    axes.set_ylim(-0.03, 1.03)
-    axes.set_xlabel("Sinkhorn's expectation")
+    axes.set(aspect="equal", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xlabel="Sinkhorn's expectation")
     axes.set_title(f"n = {size['n']}, k = {size['k']}")
     add_grid(axes)
 
@@ -187,13 +184,10 @@ def draw_maximum_entropy(study: Mapping[str, Any]) -> Figure:
     left.plot(grid, [n / (n - 1.0) for n in grid], color=INK, linewidth=1.0, zorder=1, label="n / (n - 1)")
     left.set_ylabel(r"fitted $\tau$")
     left.legend(title="sd of the logits", fontsize=7.5, title_fontsize=7.5)
-    right.set_yscale("log")
-    right.set_ylabel(r"unexplained variation, $1 - R^2$")
+    right.set(yscale="log", ylabel=r"unexplained variation, $1 - R^2$")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
-        ticks = sorted({m["n"] for m in study["median"]})
-        axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.minorticks_off()
+        name_ticks(axes, sorted({m["n"] for m in study["median"]}))
         axes.set_xlabel("datapoints n (k = 2 to n, slightly apart)")
         add_grid(axes)
     return figure
@@ -206,11 +200,9 @@ def _draw_powers(axes: Axes, points: Sequence[Mapping[str, Any]], looks: Mapping
     for point in points:
         x, y = zip(*point["entries"], strict=True)
         axes.plot(x, y, **looks[point["sharpness"]].points(3.6))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log")
     axes.minorticks_off()
-    axes.set_xlabel(r"$p_{ij}^{1/\tau}$")
-    axes.set_title(f"n = {points[0]['n']}, k = {points[0]['k']}")
+    axes.set(xlabel=r"$p_{ij}^{1/\tau}$", title=f"n = {points[0]['n']}, k = {points[0]['k']}")
     add_grid(axes)
 
 
@@ -231,8 +223,7 @@ def draw_solver_time(study: Mapping[str, Any]) -> Figure:
         chosen = [size for size in sizes if size["k"] == k]
         axes.plot([size["n"] for size in chosen], [size["improvements"] for size in chosen], **line, label=f"k = {k}")
     axes.legend(fontsize=8)
-    axes.set_ylabel("cycles cancelled")
-    axes.set_xlabel("datapoints n")
+    axes.set(ylabel="cycles cancelled", xlabel="datapoints n")
     axes.set_title("improvements after the auction's start, one datapoint an edge as in the paper")
     _rows_axis(axes, sorted({size["n"] for size in sizes}))
     return figure
@@ -245,9 +236,8 @@ def _draw_times(axes: Axes, sizes: Sequence[Mapping[str, Any]], k: int) -> None:
         ("primal_dual_ms", "primal-dual", Look(colour="#08306b", marker="o", dashes="--", filled=False)),
     )
     for key, name, mark in lines:
-        points = [(size["n"], 1e-3 * size[key]) for size in sizes if size[key] is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), **mark.line, label=name)
+        points = ((size["n"], None if size[key] is None else 1e-3 * size[key]) for size in sizes)
+        plot_known(axes, points, **mark.line, label=name)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda seconds, _: tick_seconds(seconds))
     axes.set_title(f"k = {k} experts")
@@ -256,8 +246,7 @@ def _draw_times(axes: Axes, sizes: Sequence[Mapping[str, Any]], k: int) -> None:
 
 def _rows_axis(axes: Axes, ticks: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
-    axes.minorticks_off()
+    name_ticks(axes, ticks, ",")
     add_grid(axes)
 
 

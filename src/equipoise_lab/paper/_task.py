@@ -53,12 +53,7 @@ def draw_datasets(seeds: Iterable[int], num_points: int, noise_sd: float) -> tup
 
 
 def draw_parameters(seed: int, initialisation: str) -> Float[Tensor, "6"]:
-    """Draws the parameters that a run starts from.
-
-    Args:
-        seed: of the run.
-        initialisation: "uniform", "haiku" or "small"; see `Paper`.
-    """
+    """Draws the parameters that a run starts from; see `Paper` for the initialisations."""
     generator = torch.Generator().manual_seed(_START + seed)
     if initialisation == "uniform":
         return torch.rand(NUM_PARAMETERS, generator=generator) * 2 - 1

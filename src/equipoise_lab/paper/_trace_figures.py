@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from equipoise.estimators import PAPER_STRATEGIES
-from equipoise_lab._style import GREY, LOOKS, Look, add_grid, legend_lines, look, new_figure, row, stack
+from equipoise_lab._style import GREY, LOOKS, Look, add_grid, legend_lines, look, name_ticks, new_figure, row, stack
 
 _SIDES = (
     ("marginal_log_likelihood", "marginal log-likelihood", Look(colour="#5b9bd0", marker="s", dashes="--")),
@@ -43,8 +43,7 @@ def draw_training(study: Mapping[str, Any]) -> Figure:
         record = _find(study["training"], method, 1.0)
         for key, _, mark in _SIDES:
             _plot(axes, record, key, mark)
-        axes.set_title(PAPER_STRATEGIES[method].label)
-        axes.set_ylim(-2.2, 1.2)
+        axes.set(title=PAPER_STRATEGIES[method].label, ylim=(-2.2, 1.2))
         _steps_axis(axes)
         # Before, all methods are where they started, far below.
         axes.set_xlim(left=8.0)
@@ -53,7 +52,7 @@ def draw_training(study: Mapping[str, Any]) -> Figure:
     for axes in (panels[0], panels[3]):
         axes.set_ylabel("nats a datapoint")
     above.legend(
-        handles=[Line2D([], [], label=name, **mark.line) for _, name, mark in _SIDES],
+        handles=legend_lines((name, mark) for _, name, mark in _SIDES),
         loc="outside upper left",
         ncols=3,
         title=f"log-likelihoods at temperature 1, median of {study['seeds']} seeds",
@@ -63,8 +62,7 @@ def draw_training(study: Mapping[str, Any]) -> Figure:
     for axes, temperature in zip(entropies, (1.0, 10.0), strict=True):
         for method in methods:
             _plot(axes, _find(study["training"], method, temperature), "router_entropy", look(method))
-        axes.set_title(f"router's entropy, temperature {temperature:g}")
-        axes.set_xlabel("step")
+        axes.set(title=f"router's entropy, temperature {temperature:g}", xlabel="step")
         axes.set_ylim(bottom=0.0)
         _steps_axis(axes)
     entropies[0].set_ylabel("nats")
@@ -135,19 +133,15 @@ def draw_elbo(study: Mapping[str, Any]) -> Figure:
             mark = _OBJECTIVES[model["objective"]][1]
             for p in model["p"]:
                 right.plot(model["x"], p, color=mark.colour, linestyle=mark.dashes, linewidth=0.8, alpha=0.8)
-        left.set_xscale("log")
-        left.set_yscale("log")
+        left.set(xscale="log", yscale="log")
         left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         left.yaxis.set_minor_formatter(NullFormatter())
-        left.set_title(f"experts' sd {sd:.2g}:\nrouter's entropy (nats)")
-        left.set_xlabel("step")
-        right.set_title("routers at the end:\np of expert 1")
-        right.set_xlabel("x")
-        right.set_xlim(0.44, 0.56)
+        left.set(title=f"experts' sd {sd:.2g}:\nrouter's entropy (nats)", xlabel="step")
+        right.set(title="routers at the end:\np of expert 1", xlabel="x", xlim=(0.44, 0.56))
         right.set_xticks([0.45, 0.5, 0.55])
         for axes in (left, right):
             add_grid(axes)
-    lines = [Line2D([], [], label=f"trained on the {name}", **mark.line) for name, mark in _OBJECTIVES.values()]
+    lines = legend_lines((f"trained on the {name}", mark) for name, mark in _OBJECTIVES.values())
     figure.legend(handles=lines, loc="outside upper left", ncols=2)
     return figure
 
@@ -165,18 +159,14 @@ def draw_noise(study: Mapping[str, Any]) -> Figure:
             ]
             scales, solved = [run["scale"] for run in chosen], [run["solved"] / run["seeds"] for run in chosen]
             axes.plot(scales, solved, **mark.line, label=name)
-        axes.set_xscale("log")
-        axes.set_ylim(-0.05, 1.05)
-        scales = sorted({run["scale"] for run in study["runs"]})
-        axes.set_xticks(scales, [f"{scale:g}" for scale in scales])
-        axes.minorticks_off()
-        axes.set_title(title)
-        axes.set_xlabel("scale of the noise")
+        axes.set(xscale="log", ylim=(-0.05, 1.05))
+        name_ticks(axes, sorted({run["scale"] for run in study["runs"]}))
+        axes.set(title=title, xlabel="scale of the noise")
         add_grid(axes)
     panels[0].set_ylabel("seeds that solve the task")
     panels[0].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     figure.legend(
-        handles=[Line2D([], [], label=name, **mark.line) for name, mark in _KINDS.values()],
+        handles=legend_lines(_KINDS.values()),
         loc="outside upper left",
         ncols=3,
         title=f"gating with balance loss {study['balance_weight']:g}",

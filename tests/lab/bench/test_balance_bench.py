@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from equipoise_lab.bench import BENCHMARKS, Log, Measurement
-from equipoise_lab.bench._balance import BalanceBench, balance_steps
-from equipoise_lab.bench._balance_report import balance_verdicts
+from equipoise_lab.bench._balance import BalanceBench, balance_steps, balance_verdicts
 from equipoise_lab.cli import main
 
 BALANCE = BENCHMARKS["balance"]

@@ -12,9 +12,8 @@ from torch import nn
 from equipoise.nn import ROUTERS
 from equipoise_lab.bench import BENCHMARKS, Log, Measurement
 from equipoise_lab.bench import _layer as layer_module
-from equipoise_lab.bench._layer import layer_steps
+from equipoise_lab.bench._layer import layer_steps, layer_verdicts, times_dense_memory
 from equipoise_lab.bench._layer_models import MEMORY, LayerSize, build_dense, build_moe, named_layer
-from equipoise_lab.bench._layer_report import layer_verdicts, times_dense_memory
 from equipoise_lab.bench._probes import probe_layer_memory
 from equipoise_lab.cli import main
 

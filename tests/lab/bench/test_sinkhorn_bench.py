@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from equipoise_lab.bench import BENCHMARKS, Log, Measurement
-from equipoise_lab.bench._sinkhorn import sinkhorn_steps
-from equipoise_lab.bench._sinkhorn_report import sinkhorn_verdicts
+from equipoise_lab.bench._sinkhorn import sinkhorn_steps, sinkhorn_verdicts
 from equipoise_lab.cli import main
 
 SINKHORN = BENCHMARKS["sinkhorn"]

@@ -9,8 +9,7 @@ import pytest
 
 from equipoise.estimators import PAPER_STRATEGIES
 from equipoise_lab._style import new_figure
-from equipoise_lab.paper._minority_figure import solved_by_share
-from equipoise_lab.paper._result_figures import _draw_panel, _drawn, draw_result_figures
+from equipoise_lab.paper._result_figures import _draw_panel, _drawn, draw_result_figures, solved_by_share
 from equipoise_lab.paper._solved import panel_tables, sweep_tables
 from equipoise_lab.paper._task import draw_data
 
@@ -43,7 +42,7 @@ def _vectors_only(monkeypatch: pytest.MonkeyPatch) -> None:
         figure.savefig(folder / f"{name}.svg")
         return [folder / f"{name}.svg"]
 
-    for module in ("_result_figures", "_solved_figures", "_minority_figure"):
+    for module in ("_result_figures", "_solved"):
         monkeypatch.setattr(f"equipoise_lab.paper.{module}.save", save)
 
 

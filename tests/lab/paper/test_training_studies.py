@@ -12,8 +12,7 @@ from torch.distributions import Categorical, Normal
 from equipoise.sampling import sample_gumbel_matching
 from equipoise_lab.paper._recipe import Paper
 from equipoise_lab.paper._studies import _elbo, _noise, _traces
-from equipoise_lab.paper._studies._mixture import mixture_sides
-from equipoise_lab.paper._studies._spread import exact_gradient, measure_spread
+from equipoise_lab.paper._studies._mixture import exact_gradient, measure_spread, mixture_sides
 from equipoise_lab.paper._task import draw_data, lines, router
 from equipoise_lab.paper._train import train
 

@@ -1,23 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routers in a small language model, each tuned alike."""
 
-from equipoise_lab.compare.lm._compare import ComparedModels as ComparedModels
-from equipoise_lab.compare.lm._compare import Tuned as Tuned
 from equipoise_lab.compare.lm._compare import compare_models as compare_models
 from equipoise_lab.compare.lm._compare import read_tuned as read_tuned
-from equipoise_lab.compare.lm._compare import run_all as run_all
-from equipoise_lab.compare.lm._contenders import CONTENDERS as CONTENDERS
-from equipoise_lab.compare.lm._contenders import Contender as Contender
-from equipoise_lab.compare.lm._contenders import Setting as Setting
+from equipoise_lab.compare.lm._recipe import CONTENDERS as CONTENDERS
 from equipoise_lab.compare.lm._recipe import LanguageModels as LanguageModels
 from equipoise_lab.compare.lm._recipe import Run as Run
 from equipoise_lab.compare.lm._recipe import quick_language_models as quick_language_models
-from equipoise_lab.compare.lm._summary import Difference as Difference
-from equipoise_lab.compare.lm._summary import Goal as Goal
-from equipoise_lab.compare.lm._summary import Outcome as Outcome
-from equipoise_lab.compare.lm._tables import model_tables as model_tables
+from equipoise_lab.compare.lm._report import model_tables as model_tables
 from equipoise_lab.compare.lm._text import Text as Text
+from equipoise_lab.compare.lm._text import Vocabulary as Vocabulary
 from equipoise_lab.compare.lm._text import read_text as read_text
 from equipoise_lab.compare.lm._train import Trained as Trained
 from equipoise_lab.compare.lm._train import train as train
-from equipoise_lab.compare.lm._vocabulary import Vocabulary as Vocabulary

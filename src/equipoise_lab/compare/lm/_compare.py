@@ -11,9 +11,8 @@ from typing import Any
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
 from equipoise_lab._tasks import Part, ignore, run_parts
-from equipoise_lab.compare.lm._contenders import CONTENDERS, Setting
-from equipoise_lab.compare.lm._figure import NAME, save_figure
-from equipoise_lab.compare.lm._recipe import LanguageModels, Run
+from equipoise_lab.compare.lm._recipe import CONTENDERS, LanguageModels, Run, Setting
+from equipoise_lab.compare.lm._report import NAME, save_figure
 from equipoise_lab.compare.lm._summary import (
     CONFIDENCE,
     Difference,
@@ -30,32 +29,20 @@ from equipoise_lab.compare.lm._train import Trained, read_trained, train
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedModels:
-    """What the command found.
+    """What the command found."""
 
-    Attributes:
-        outcomes: of each contender.
-        differences: of pairs of contenders.
-        goals: judged by rule.
-        paths: the files that were written.
-    """
-
-    outcomes: list[Outcome]
-    differences: list[Difference]
-    goals: list[Goal]
-    paths: list[Path]
+    outcomes: list[Outcome]  # of each contender
+    differences: list[Difference]  # of pairs of contenders
+    goals: list[Goal]  # judged by rule
+    paths: list[Path]  # the files that were written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuned:
-    """The settings to train at.
+    """The settings to train at."""
 
-    Attributes:
-        chosen: one for each contender.
-        tuning: the runs that they were chosen by, and their validation losses, as JSON knows them.
-    """
-
-    chosen: Mapping[str, Setting]
-    tuning: list[dict[str, Any]]
+    chosen: Mapping[str, Setting]  # one for each contender
+    tuning: list[dict[str, Any]]  # the runs that they were chosen by, and their validation losses, as JSON knows them
 
 
 def compare_models(
@@ -70,17 +57,7 @@ def compare_models(
 ) -> ComparedModels:
     """Tunes every contender on the validation split, then trains the chosen settings and reads the test split.
 
-    Args:
-        recipe: the comparison.
-        out: the folder to write to. What it holds of an interrupted run of the same recipe is used.
-        command: what was typed, for the record.
-        tuned: the settings, from `read_tuned`; None: tunes.
-        workers: processes; 0 stays in this one.
-        say: called with a line when a part begins.
-        advance: called with training steps as they are done.
-
-    Returns:
-        What was found, and where it is.
+    The arguments are those of `equipoise_lab.compare.compare`, and the settings, from `read_tuned`; None: tunes.
     """
     text, path = read_text(vocabulary=recipe.vocabulary), out / f"{NAME}.json"
     begin(path, [Ledger(out / "lm-runs")])
@@ -115,14 +92,7 @@ def compare_models(
 
 
 def read_tuned(path: Path, recipe: LanguageModels) -> Tuned:
-    """Reads the settings that an earlier result chose.
-
-    Args:
-        path: what this command wrote.
-        recipe: whose contenders need settings.
-
-    Returns:
-        A setting for each contender, and how they were found.
+    """Reads the setting that an earlier result of this command chose for each contender, and how they were found.
 
     Raises:
         ValueError: the file is no result of this command; or it has no setting for a contender, or one that the
@@ -155,19 +125,7 @@ def run_all(
     workers: int,
     progress: Callable[[int], object] | None = None,
 ) -> list[Trained]:
-    """Trains every run that `out` does not hold yet.
-
-    Args:
-        runs: which.
-        recipe: the comparison they belong to.
-        out: the folder of the command.
-        text: what to learn; processes read it again.
-        workers: processes, of one thread each; 0 stays in this one.
-        progress: called with steps as they are done, those of runs that were found counted at once.
-
-    Returns:
-        The runs, in the order given.
-    """
+    """Trains every run that `out` does not hold yet, in the order given; other processes read the text again."""
     _loaded[text.sha256] = text
     parts = {
         run.name: Part(

@@ -23,28 +23,14 @@ class Block(nn.Module):
     """Causal attention, then a feed-forward block or experts, each beside a residual connection."""
 
     def __init__(self, dim: int, heads: int, feed_forward: nn.Module) -> None:
-        """Puts the layers together.
-
-        Args:
-            dim: features of a token.
-            heads: of the attention.
-            feed_forward: an `MoE`, or any module [..., dim] -> [..., dim].
-        """
+        """Puts the layers together; `feed_forward` is an `MoE`, or any module [..., dim] -> [..., dim]."""
         super().__init__()
         self.heads, self.feed_forward = heads, feed_forward
         self.attention_norm, self.norm = nn.RMSNorm(dim), nn.RMSNorm(dim)
         self.qkv, self.out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: Float[Tensor, "B S dim"], token_ids: Int[Tensor, "B S"]) -> Float[Tensor, "B S dim"]:
-        """Computes the residual stream behind the block.
-
-        Args:
-            x: the residual stream.
-            token_ids: for routers that look at them.
-
-        Returns:
-            The new one.
-        """
+        """Computes the residual stream behind the block; token ids are for routers that look at them."""
         batch, positions, dim = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, positions, 3, self.heads, dim // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -78,7 +64,7 @@ class LanguageModel(nn.Module):
             context: positions at most.
             feed_forwards: one for each block.
             vocabulary: V.
-            id_length: what routers see as the id of a token: 1, the token; 2, the token and the one before.
+            id_length: of `router_ids`.
             init: called before the parameters outside the feed-forward blocks are drawn, so that models with different
                 ones can share all others.
         """
@@ -93,14 +79,7 @@ class LanguageModel(nn.Module):
         self.norm, self.head = nn.RMSNorm(dim), nn.Linear(dim, vocabulary, bias=False)
 
     def forward(self, token_ids: Int[Tensor, "B S"]) -> Float[Tensor, "B S V"]:
-        """Predicts the next token at every position.
-
-        Args:
-            token_ids: the tokens.
-
-        Returns:
-            The logits.
-        """
+        """Predicts the next token at every position, as logits."""
         x: Tensor = self.embedding(token_ids) + self.positions[: token_ids.shape[1]]
         ids = router_ids(token_ids, self.vocabulary, self.id_length)
         for block in self.blocks:
@@ -111,13 +90,7 @@ class LanguageModel(nn.Module):
 def router_ids(token_ids: Int[Tensor, "B S"], vocabulary: int, id_length: int) -> Int[Tensor, "B S"]:
     """Makes the ids that routers see, of a token and those before it; before the first token there is token 0.
 
-    Args:
-        token_ids: the tokens.
-        vocabulary: V.
-        id_length: how many tokens make an id.
-
-    Returns:
-        In [0, `num_router_ids`): as they are, or hashed where there are more.
+    They are below `num_router_ids`, hashed where there are more.
 
     Example:
         >>> router_ids(torch.tensor([[1, 2]]), 128, 2).tolist()

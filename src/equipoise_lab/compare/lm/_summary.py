@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from equipoise_lab.compare._protocol import CONFIDENCE as CONFIDENCE
 from equipoise_lab.compare._protocol import PairedDifference, SeedLosses, paired
-from equipoise_lab.compare.lm._contenders import CONTENDERS, Setting
-from equipoise_lab.compare.lm._recipe import LanguageModels
+from equipoise_lab.compare.lm._recipe import CONTENDERS, LanguageModels, Setting
 from equipoise_lab.compare.lm._train import Trained
 
 

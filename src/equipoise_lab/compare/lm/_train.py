@@ -16,9 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from equipoise.nn import MoE, Readouts, Routing, Surrogate, TokenPrior, capture
-from equipoise_lab.compare.lm._contenders import CONTENDERS
 from equipoise_lab.compare.lm._model import LanguageModel, make_mlp, num_router_ids
-from equipoise_lab.compare.lm._recipe import LanguageModels, Run
+from equipoise_lab.compare.lm._recipe import CONTENDERS, LanguageModels, Run
 from equipoise_lab.compare.lm._text import Text, gather, pieces
 
 LIMIT = 1.25
@@ -34,38 +33,24 @@ _EVERY, _EVALUATED = 25, 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routed:
-    """How tokens were routed, averaged over layers and batches; zeros without routing.
+    """How tokens were routed, averaged over layers and batches; zeros without routing."""
 
-    Attributes:
-        violation: the largest load over the mean load, minus 1.
-        dropped: the fraction of tokens that no expert processed.
-    """
-
-    violation: float
-    dropped: float
+    violation: float  # the largest load over the mean load, minus 1
+    dropped: float  # the fraction of tokens that no expert processed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """What a run found.
+    """What a run found."""
 
-    Attributes:
-        run: which one.
-        curve: pairs of step and validation loss, in nats a byte; the last is the end.
-        test: the test loss at the end; None for runs that only choose a setting.
-        limited_test: the same where an expert takes at most `LIMIT` times its share of a batch; the rest is dropped.
-        training: the routing of training batches, within the capacity.
-        evaluation: that of validation batches at the end.
-        step_time: processor time of a training step, in seconds.
-    """
-
-    run: Run
-    curve: tuple[tuple[int, float], ...]
-    test: float | None
+    run: Run  # which one
+    curve: tuple[tuple[int, float], ...]  # pairs of step and validation loss, in nats a byte; the last is the end
+    test: float | None  # the test loss at the end; None for runs that only choose a setting
+    # The same where an expert takes at most `LIMIT` times its share of a batch; the rest is dropped.
     limited_test: float | None
-    training: Routed
-    evaluation: Routed
-    step_time: float
+    training: Routed  # the routing of training batches, within the capacity
+    evaluation: Routed  # that of validation batches at the end
+    step_time: float  # processor time of a training step, in seconds
 
     @property
     def validation(self) -> float:
@@ -94,14 +79,7 @@ def read_trained(run: Run, content: Any) -> Trained:
 def train(run: Run, recipe: LanguageModels, text: Text, *, progress: Callable[[int], object] | None = None) -> Trained:
     """Trains one run, a pure function of the recipe, its setting, its seed and the text.
 
-    Args:
-        run: what to train.
-        recipe: the comparison it belongs to.
-        text: what to learn. The test split is read at the end of final runs only.
-        progress: called with a number of steps that are done.
-
-    Returns:
-        The losses and what the routers did.
+    The test split is read at the end of final runs only; `progress` is called with a number of steps that are done.
     """
     learner, steps = Learner(run, recipe), recipe.steps_of(run)
     lengths = text.lengths
@@ -162,15 +140,7 @@ class Learner:
         torch.manual_seed(_NOISE + run.seed)
 
     def step(self, batch: Int[Tensor, "B S"], rate: float) -> Sequence[Routing]:
-        """Takes one step of the optimiser.
-
-        Args:
-            batch: sequences, with one token more than positions.
-            rate: of the learning rate.
-
-        Returns:
-            The routing of each layer.
-        """
+        """Takes one step of the optimiser, at a fraction of the learning rate; returns the routing of each layer."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * rate
         inputs, targets = batch[:, :-1], batch[:, 1:]
@@ -193,13 +163,7 @@ class Learner:
     def evaluate(
         self, sequences: Int[Tensor, "B S"], lengths: Int[Tensor, "V"], limit: float | None = None
     ) -> tuple[float, Routed]:
-        """Computes the mean loss in nats a byte, and the routing.
-
-        Args:
-            sequences: what to predict.
-            lengths: bytes of each id.
-            limit: the capacity factor; None: no capacity.
-        """
+        """Computes the mean loss in nats a byte, given the bytes of each id, and the routing; None: no capacity."""
         self.model.eval()
         for layer in self.model.modules():
             if isinstance(layer, MoE):
@@ -220,16 +184,7 @@ class Learner:
 
 
 def make_layer(run: Run, recipe: LanguageModels, index: int) -> nn.Module:
-    """Makes the feed-forward part of a block.
-
-    Args:
-        run: names contender and setting.
-        recipe: the sizes.
-        index: of the block; hashes differ between blocks.
-
-    Returns:
-        The experts, or the dense block.
-    """
+    """Makes the experts, or the dense layer, of a block; hashes and priors differ between blocks."""
     contender = CONTENDERS[run.contender]
     if contender.router is None:
         return make_mlp(recipe.dim, recipe.hidden_dim)

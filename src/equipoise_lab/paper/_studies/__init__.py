@@ -8,15 +8,7 @@ recipe of the experiment as their first argument.
 from collections.abc import Callable
 from typing import Any
 
-from equipoise_lab.paper._studies import (
-    _elbo,
-    _marginals,
-    _maximum_entropy,
-    _noise,
-    _overview,
-    _solver_time,
-    _traces,
-)
+from equipoise_lab.paper._studies import _elbo, _marginals, _maximum_entropy, _noise, _overview, _solver_time, _traces
 
 STUDIES: dict[str, Callable[..., dict[str, Any]]] = {
     "overview": _overview.run,

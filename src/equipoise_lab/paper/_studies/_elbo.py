@@ -74,16 +74,7 @@ def train(
     steps: int,
     learning_rate: float,
 ) -> tuple[Float[Tensor, "r 6"], dict[int, Float[Tensor, "r 6"]]]:
-    """Maximises the exact objective of each run with Adam, all runs at once.
-
-    Args:
-        parameters: where the runs start.
-        x: the data.
-        y: the labels.
-        sd: the standard deviation of p(y | x, z), for each run.
-        marginal: whether a run maximises the marginal log-likelihood; the others maximise the ELBO.
-        steps: of Adam.
-        learning_rate: of Adam.
+    """Maximises the exact objective of each run, the marginal log-likelihood or the ELBO, with Adam, all runs at once.
 
     Returns:
         The parameters at the end, and before some steps on the way, evenly spread over log(step).
@@ -114,16 +105,6 @@ def gradient(
 
         d ELBO / d a = p_0 p_1 (l_1 - l_0),    d ELBO / d f_j = p_j (y - f_j) / sd^2,
         d log p(y|x) / d a = r_1 - p_1,        d log p(y|x) / d f_j = r_j (y - f_j) / sd^2.
-
-    Args:
-        parameters: the models.
-        x: the data.
-        y: the labels.
-        sd: the standard deviation of p(y | x, z), for each run.
-        marginal: whose gradient a run takes: the marginal log-likelihood's, else the ELBO's.
-
-    Returns:
-        The gradient, for each run.
     """
     precision = sd[:, None].square().reciprocal()
     a = torch.addcmul(parameters[:, 1:2], parameters[:, 0:1], x)

@@ -19,8 +19,7 @@ from torch import Tensor
 from equipoise.estimators import STRATEGIES, WeightedSampler
 from equipoise_lab.paper._recipe import Paper, quick_recipe
 from equipoise_lab.paper._results import Baseline, Run
-from equipoise_lab.paper._studies._mixture import mixture_sides
-from equipoise_lab.paper._studies._spread import Spread, measure_spread, tile
+from equipoise_lab.paper._studies._mixture import Spread, measure_spread, mixture_sides, tile
 from equipoise_lab.paper._task import draw_datasets
 from equipoise_lab.paper._train import Trained, train
 
@@ -31,11 +30,7 @@ _SHOWN = "skip-iw"
 
 
 def checkpoints(steps: int, number: int = _CHECKPOINTS) -> list[int]:
-    """Lists steps that are evenly spread over log(step), with 0 and the last among them.
-
-    Args:
-        steps: of the training.
-        number: of checkpoints after 0, at most; early ones coincide.
+    """Lists at most so many steps that are evenly spread over log(step), with 0 and the last among them.
 
     Example:
         >>> checkpoints(1000, 4)
@@ -63,15 +58,7 @@ def trace_runs(recipe: Paper, method: str) -> list[Run]:
 
 
 def path_of(trained: Trained, recipe: Paper) -> Float[Tensor, "t c s 6"]:
-    """Takes the parameters along the traced runs out of what `train` returned.
-
-    Args:
-        trained: runs of one method, `trace_runs` among them, with the snapshots of `checkpoints(recipe.steps)`.
-        recipe: the experiment they belong to.
-
-    Returns:
-        The parameters by temperature, checkpoint and seed.
-    """
+    """Takes the parameters along `trace_runs`, with the snapshots of `checkpoints`, out of what `train` returned."""
     position = {run: i for i, run in enumerate(trained.runs)}
     rows = torch.tensor([position[run] for run in trace_runs(recipe, trained.runs[0].method)])
     kept = torch.stack([trained.snapshots[step][rows] for step in checkpoints(recipe.steps)])
