@@ -192,7 +192,7 @@ def test_nested_reentrant_checkpoints() -> None:
 
 @pytest.mark.filterwarnings("ignore::equipoise.nn.RoutingWarning")  # nothing is captured, on purpose
 def test_gradients_accumulate_and_nothing_is_left_behind() -> None:
-    plain, checkpointed = net(None), net(True)
+    plain, checkpointed = net(None, loss="reinforce"), net(True, loss="reinforce")
     grads = []
     for model in (plain, checkpointed):
         for seed in (1, 2):

@@ -148,7 +148,7 @@ def test_priced_evaluation_stays_near_balance_row_by_row(router: str) -> None:
 
 def test_priced_evaluation_is_gated_as_training_is() -> None:
     x = torch.randn(10, 6)
-    assert bool((run(layer("skip-iw", evaluation="priced").eval(), x)[1].scores == 1).all())
+    assert bool((run(layer("skip-iw", loss="reinforce", evaluation="priced").eval(), x)[1].scores == 1).all())
     assert bool((run(layer("switch", evaluation="priced").eval(), x)[1].scores < 1).all())
 
 
@@ -272,7 +272,7 @@ def test_strategy_of_the_users_own_by_its_path(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("experts", ["swiglu", "module", "list"])
 def test_experts(experts: str) -> None:
     made: Any = {"swiglu": "swiglu", "module": nn.Linear(6, 6), "list": [nn.Identity(), nn.Tanh(), nn.Linear(6, 6)]}
-    moe, x = layer("gm-iw", experts=made[experts]), torch.randn(9, 6)
+    moe, x = layer("gm-iw", loss="reinforce", experts=made[experts]), torch.randn(9, 6)
     y, routing = run(moe, x)
     assert y.shape == x.shape
     if experts == "list":

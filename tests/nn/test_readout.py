@@ -67,7 +67,7 @@ def test_bad_input() -> None:
 
 def forward(layers: int = 2) -> tuple[nn.Sequential, Tensor, Routings]:
     torch.manual_seed(0)
-    model = nn.Sequential(*(MoE(4, 2, router="sample", marginal_entropy=0.0) for _ in range(layers)))
+    model = nn.Sequential(*(MoE(4, 2, router="sample", loss="reinforce", marginal_entropy=0.0) for _ in range(layers)))
     x = torch.randn(8, 4)
     with capture(model) as routings:
         losses = model(x).square().mean(-1)

@@ -90,7 +90,7 @@ def test_bad_input() -> None:
 def test_the_current_batch_is_read_before_it_is_taken_in() -> None:
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    moe, baseline = MoE(4, 2), ResidualBaseline()
+    moe, baseline = MoE(4, 2, loss="reinforce"), ResidualBaseline()
     surrogate = Surrogate(baseline)
     before = baseline(x[:, 0])
     with capture(moe) as routings:

@@ -51,7 +51,7 @@ def each_expert(moe: MoE, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("router", ["sample", "gm-iw", "gm-iw-avg-mix"])
 @pytest.mark.parametrize("training", [True, False])
 def test_reinforce_averages_the_experts(router: str, training: bool) -> None:
-    moe, x = layer(router, top_k=3).train(training), torch.randn(12, 6)
+    moe, x = layer(router, top_k=3, loss="reinforce").train(training), torch.randn(12, 6)
     y, routing = run(moe, x)
     chosen = each_expert(moe, x).gather(1, routing.indices[..., None].expand(-1, -1, 6))
     torch.testing.assert_close(y, chosen.mean(1))
@@ -102,7 +102,7 @@ def test_capacity_in_evaluation_is_for_all_experts_of_a_row(router: str) -> None
 
 
 def test_a_row_that_one_round_drops_has_no_weight_and_keeps_its_other_expert() -> None:
-    moe = layer("skip-iw", capacity_factor=0.5)
+    moe = layer("skip-iw", loss="reinforce", capacity_factor=0.5)
     _, routing = run(moe, torch.randn(40, 6))
     kept = routing.indices < 4
     assert torch.equal(routing.weight > 0, kept.all(1))

@@ -351,7 +351,8 @@ def audited(router: str, **how: object) -> tuple[MoE, Tensor, Tensor]:
     shared = list(model.experts.parameters())
     for chosen in range(2):
         y = torch.func.functional_call(experts, dict(zip(_expert_names(experts), shared, strict=True)), (x,))
-        objective = objective + (p[:, chosen] * y.square().sum(-1)).mean()
+        gates = p[:, chosen] if how.get("loss") == "gated-reinforce" else 1.0
+        objective = objective + (p[:, chosen] * (gates * y.T).T.square().sum(-1)).mean()
     exact = torch.autograd.grad(objective, [model.router.weight, *shared])
     return model, x, torch.cat([gradient.flatten() for gradient in exact])
 
@@ -379,9 +380,12 @@ def judgement(router: str, **how: object):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("router", ["sample", "skip-iw", "gm-iw"])
-def test_unbiased_layers_pass_the_audit(router: str) -> None:
-    found = judgement(router, marginal_entropy=0.0)
+@pytest.mark.parametrize(
+    ("router", "loss"),
+    [("sample", "reinforce"), ("skip-iw", "reinforce"), ("gm-iw", "reinforce"), ("skip-iw", "gated-reinforce")],
+)
+def test_unbiased_layers_pass_the_audit(router: str, loss: str) -> None:
+    found = judgement(router, loss=loss, marginal_entropy=0.0)
     assert found.verdict != "biased"
     assert found.detectable < 0.5  # not for want of looking
 
@@ -389,5 +393,5 @@ def test_unbiased_layers_pass_the_audit(router: str) -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("router", ["skip", "gm", "switch"])
 def test_biased_layers_fail_the_audit(router: str) -> None:
-    loss = "balance_loss" if router == "switch" else "marginal_entropy"
-    assert judgement(router, **{loss: 0.0}).verdict == "biased"
+    how = {"balance_loss": 0.0} if router == "switch" else {"loss": "reinforce", "marginal_entropy": 0.0}
+    assert judgement(router, **how).verdict == "biased"

@@ -39,8 +39,9 @@ class RoutingOptions(TypedDict, total=False):
             do what they do in training). "priced": the largest logit minus a running average of the exact prices, which
             stays near balance and needs no batch. None, the default: "priced" for `base`, "argmax" for the others.
             `router.evaluation` may be changed at any time.
-        loss: of strategies, how the router learns, see `SamplingRule`: "reinforce", the default, by the score function;
-            "gating", through its gate, which multiplies the outputs; "gated-reinforce", by both. The others are gated.
+        loss: of strategies, how the router learns, see `SamplingRule`: "reinforce", the paper's, by the score function;
+            "gating", through its gate, which multiplies the outputs; "gated-reinforce", the default, by both. Routers
+            that are not strategies are gated.
         temperature: of strategies, 1 by default: a number; a function of the number of updates so far, such as
             `LinearSchedule`; or "auto", which keeps the effective sample size above a target by what past batches
             showed.

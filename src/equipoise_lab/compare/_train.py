@@ -9,13 +9,14 @@ Legend: n rows, d features, k experts, h hidden units of an expert, C classes.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.estimators import EMABaseline, RegressionCritic, marginal_entropy_loss
+from equipoise.estimators import STRATEGIES, EMABaseline, RegressionCritic, marginal_entropy_loss
 from equipoise.nn import Grouped, MoE, Surrogate, capture
 from equipoise.ops import log_softmax
 from equipoise_lab.compare._recipe import CONTENDERS, Comparison, Run
@@ -133,17 +134,20 @@ def evaluate(layer: MoE, split: Split, task: Task, capacity_factor: float | None
 
 def build_layer(run: Run, recipe: Comparison, task: Task) -> MoE:
     """Builds the layer of a run, untrained; runs of a seed start from the same parameters."""
-    setting = run.setting
+    setting, router = run.setting, CONTENDERS[run.contender].router
+    # The experts' output is the prediction, which a gate would scale.
+    scored: dict[str, Any] = {"loss": "reinforce"} if router in STRATEGIES else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
         return MoE(
             task.dim,
             recipe.num_experts,
             hidden_dim=recipe.hidden_dim,
-            router=CONTENDERS[run.contender].router,
+            router=router,
             capacity_factor=setting.capacity_factor,
             balance_loss=setting.balance_loss,
             marginal_entropy=setting.marginal_entropy,
+            **scored,
         )
 
 

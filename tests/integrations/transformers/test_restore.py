@@ -78,7 +78,7 @@ def test_it_says_what_is_lost():
         eq.nn.RoutingWarning, match=r"gates of model.layers.0.mlp, model.layers.1.mlp have lost the prices"
     ):
         assert restore_routers(model) == ["model.layers.0.mlp", "model.layers.1.mlp"]
-    swap_routers(model, "skip-iw")
+    swap_routers(model, "skip-iw", loss="reinforce")
     with pytest.warns(eq.nn.RoutingWarning, match="have lost factors of 1/K"):
         restore_routers(model)
     with warnings.catch_warnings(action="error"):

@@ -68,7 +68,7 @@ def test_deepseek_gates_keep_scale_groups_and_sigmoid():
 
 def test_score_function_routers_have_factors_of_one_over_k_times_the_scale():
     model = tiny_model("deepseek-v3")
-    swap_routers(model, "skip-iw", capacity_factor=None)
+    swap_routers(model, "skip-iw", loss="reinforce", capacity_factor=None)
     for training in (True, False):
         with eq.nn.capture(model.train(training)) as routings:
             model(input_ids=tokens())

@@ -40,9 +40,8 @@ def swap_routers(
     - `topk`, `loss-free`, `quantile`, `priced` at the start, and every gated router in evaluation: as it was.
     - Learnt prices and biases move the selection, in units of what the gate compares: logits, or, with sigmoid
       scores or a correction bias, scores.
-    - Routers that learn by the score function (`loss="reinforce"`, the default of strategies) average the K experts:
-      **factors of 1/K**, times the gate's scaling, in training and evaluation. With `loss="gating"` the factors are the
-      gate's own.
+    - Strategies multiply by the gate's own factors. With `loss="reinforce"` they average the K experts: **factors of
+      1/K**, times the gate's scaling, in training and evaluation.
     - Strategies sample from the gate's probabilities (affinities that sum to 1); its correction bias and expert groups
       decide in evaluation only.
     - Rows that exceed an expert's capacity get nothing from the experts. Padding, by the model's `attention_mask`,
