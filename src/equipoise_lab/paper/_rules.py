@@ -237,7 +237,8 @@ def _describe(settings: Sequence[Setting]) -> str:
     counted = f"{verdicts.count('holds')} solved, {verdicts.count('does not hold')} fail"
     undecided = verdicts.count("undecided")
     counted += f", {undecided} undecided" if undecided else ""
-    return f"{solved / runs:.0%} of runs solved, {least:.0%} to {most:.0%} by setting; of {len(settings)} {counted}"
+    counted = f"of {len(settings)} settings {counted}"
+    return f"{solved / runs:.0%} of runs solved, {least:.0%} to {most:.0%} by setting; {counted}"
 
 
 def difference_part(
