@@ -117,7 +117,7 @@ def test_flow_from_any_prices_ends_at_an_optimum(top_k: int, slack: float) -> No
     p = problem(scores, top_k, slack)
     for start in (np.zeros(6), np.arange(6.0), np.array([0.0, 0.0, 3.0, 0.0, 3.0, 1.0])):
         p.prices[:] = start
-        lists, _ = p._collect(None)
+        lists, _ = p._list_all(1)
         held, inside = np.empty(len(lists.cols), np.bool_), np.empty(6, np.bool_)
         stuck, _ = _flow.exact_flow(*lists[1:], p.slots, p.prices, held, inside)
         assert stuck < 0

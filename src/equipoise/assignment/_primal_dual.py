@@ -13,8 +13,8 @@ The order of work for one large problem, each part a compiled kernel (`_kernels`
    least lead for each pair of experts was noted in the pass. Contested rows are read once more. If a row has a better
    offer, step 2 is repeated at the prices found, with a larger radius.
 
-Where rows come in clusters or scores have a low rank, a sample tells too little. Then Newton's method runs over all
-rows with all their experts, from much smoothing to little, before step 2.
+Where rows come in clusters or scores have a low rank, a sample tells too little. Then Newton's method starts over before
+step 2, from much smoothing to little: on the sample with all experts, then on all rows with those that are still near.
 
 Problems of few rows go to step 3 at once, with every expert a candidate of every row. `docs/assignment.md` has the
 derivation. Legend: b problems, n rows, k experts, K experts a row, m contested rows.
@@ -223,29 +223,49 @@ class _Problem:
         return radius, status
 
     def _descend_over_all(self) -> Floats:
-        """Finds prices from all rows with all their experts, from much smoothing to little: slow, and hardly fails."""
+        """Finds prices with all experts that are near as candidates, from much smoothing to little; hardly fails.
+
+        At much smoothing a sample tells as much as all rows, and those would have nearly all experts as candidates.
+        """
         n, k = self.scores.shape
         self.prices[:] = np.where(self.capacity == 0, np.inf, 0.0)
         mu, stride = _start.spread(self.scores, self.mask, self.prices, self.top_k) / 2, _start.first_stride(n, k)
-        target, free = self.target / stride, self.free / stride
-        _smoothing.open_with_sinkhorn(self.scores, self.mask, stride, self.top_k, target, free, self.prices, mu)
-        lists, settled = self._collect(None)
-        deviation, radius = np.empty(k), np.empty(k)
-        fixed, mu = settled.counts.astype(np.float64), mu / 4
-        status, mu, _ = _newton.descend(
-            *lists, fixed, self.target, self.free, self.prices, mu, 1e-6 * mu, k / 2, FAR, deviation, self.z
+        _smoothing.open_with_sinkhorn(
+            self.scores, self.mask, stride, self.top_k, self.target / stride, self.free / stride, self.prices, mu
         )
+        radius, least = np.empty(k), 2.5e-7 * mu
+        mu, _ = self._descend(*self._list_all(stride), stride, mu / 4, mu / 16, radius)
+        radius[:] = FAR * mu / 2
+        mu, status = self._descend(*self._collect(radius), 1, mu, least, radius)
         self.prices -= self.prices.min()
         self.log.append(f"newton over all rows: {status}, mu {mu:.3g}")
-        _start.radius_of(deviation, 1.0, radius)
         return radius
 
-    def _collect(self, radius: Floats | None) -> tuple[Contested, Settled]:
-        """Tells settled rows from contested ones; without a radius every expert is a candidate of every row."""
+    def _descend(
+        self, lists: Contested, settled: Settled, stride: int, mu: float, least: float, radius: Floats
+    ) -> tuple[float, int]:
+        """Newton steps on every `stride`-th row from a width of mu to the least; returns the last, and how it ended."""
+        k, deviation = len(self.prices), np.empty(len(self.prices))
+        status, mu, _ = _newton.descend(
+            *lists,
+            settled.counts.astype(np.float64),
+            self.target / stride,
+            self.free / stride,
+            self.prices,
+            mu,
+            least,
+            k / 2,
+            FAR,
+            deviation,
+            self.z,
+        )
+        _start.radius_of(deviation, 1.0, radius)
+        return mu, status
+
+    def _collect(self, radius: Floats) -> tuple[Contested, Settled]:
+        """Tells settled rows from contested ones, which have the experts within the radius as candidates."""
         n, k = self.scores.shape
         kind = self.scores.dtype
-        if radius is None:
-            return self._list_all()
 
         def collect(start: int, stop: int) -> tuple[Contested, Settled, int]:
             size = stop - start
@@ -281,18 +301,18 @@ class _Problem:
                 raise OverflowError  # the row is legal, but scores less prices are not finite
         return _join([part[0] for part in parts]), _add([part[1] for part in parts])
 
-    def _list_all(self) -> tuple[Contested, Settled]:
-        n, k = self.scores.shape
+    def _list_all(self, stride: int) -> tuple[Contested, Settled]:
+        """Makes every expert a candidate of every row, or of every `stride`-th."""
+        scores, mask = np.ascontiguousarray(self.scores[::stride]), np.ascontiguousarray(self.mask[::stride])
+        n, k = scores.shape
         self.prices[self.capacity == 0] = np.inf
         rows, need, first = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n + 1, np.int64)
-        cols, vals = np.empty(n * k, np.int32), np.empty(n * k, self.scores.dtype)
+        cols, vals = np.empty(n * k, np.int32), np.empty(n * k, scores.dtype)
         self.z[:] = -1
-        m, illegal = _contested.all_candidates(
-            self.scores, self.mask, self.capacity, self.top_k, rows, need, first, cols, vals
-        )
+        m, illegal = _contested.all_candidates(scores, mask, self.capacity, self.top_k, rows, need, first, cols, vals)
         if illegal >= 0:
-            raise illegal_scores(self.scores, self.capacity, self.top_k, illegal, self.index)
-        nothing = Settled(np.zeros(k, np.int64), np.full((k, k), np.inf, self.scores.dtype))
+            raise illegal_scores(self.scores, self.capacity, self.top_k, illegal * stride, self.index)
+        nothing = Settled(np.zeros(k, np.int64), np.full((k, k), np.inf, scores.dtype))
         return Contested(rows[:m], need[:m], first[: m + 1], cols[: first[m]], vals[: first[m]]), nothing
 
     def _refuse_illegal_rows(self) -> None:
@@ -302,7 +322,7 @@ class _Problem:
 
     def _solve_listed(self) -> tuple[float, float]:
         """Chains alone, with all candidates: the last resort. Returns the value and what rows miss."""
-        lists, _ = self._collect(None)
+        lists, _ = self._list_all(1)
         held, inside = np.empty(len(lists.cols), np.bool_), np.empty(len(self.prices), np.bool_)
         stuck, chains = _flow.exact_flow(*lists[1:], self.slots, self.prices, held, inside)
         self.log.append(f"all rows: {chains} chains")

@@ -13,9 +13,9 @@ from equipoise._core._jit import jit, jit_vector
 from equipoise.assignment._kernels._contested import Counts, Floats, Ints, Scores, copy_to
 from equipoise.assignment._kernels._smoothing import demand_of_lists, demand_of_slots
 
-# In units of mu: how far a step may move two experts apart that share rows; and a step that is so long that the next
-# one has to be at the same mu.
-STEP, LONG = 4.0, 2.0
+# How far a step may move two experts apart that share rows, in units of mu. After one of more than half of that the next
+# is at the same mu.
+STEP = 4.0
 # What ties every price to where it is, as a part of the expert's rows: it decides only where rows are few. And how far
 # an expert that shares too few rows moves, in units of mu.
 ANCHOR, ALONE = 1e-3, 1.5
@@ -79,7 +79,7 @@ def newton_step(
     scale = mu * min(1.0, STEP / max(longest, 1e-300))
     for j in range(k):
         step[j] = scale * step[j] if prices[j] < np.inf else 0.0
-    return max(longest, 2 * LONG) if held_back else longest
+    return max(longest, STEP) if held_back else longest
 
 
 @jit_vector
@@ -303,7 +303,7 @@ def descend(
         for j in range(k):
             prices[j] += step[j]
             slope += (demand[j] - target[j]) * step[j]
-        if length > LONG or wrong > 0.1 * wanted:
+        if length > STEP / 2 or wrong > 0.1 * wanted:
             if stays < MOST_STAYS:
                 continue
             break

@@ -30,8 +30,6 @@ SAMPLE_ROWS, LEAST_SAMPLE, FINER = 16, 1024, 4
 # How far a price may still move: this part of the largest of k normal errors, sqrt(2 log k) standard deviations of what
 # the rows that were asked leave unknown of a price.
 RADIUS = 0.7
-# Prices that a sample accepts are taken to be right but for chance, with so much to spare.
-ACCEPTED = 1.5
 # Rows that tell how far offers differ.
 SPREAD_ROWS = 64
 # Smoothing, as a part of the radius of the candidates: what is further away has next to no share.
@@ -194,7 +192,8 @@ def start_prices(
         radius[:] = 0.0
         return TIED, origin
     if origin == FOUND:
-        open_with_sinkhorn(scores, mask, stride, top_k, target / stride, free / stride, prices, mu)
+        coarse = FINER * stride  # at this mu few rows tell enough
+        open_with_sinkhorn(scores, mask, coarse, top_k, target / coarse, free / coarse, prices, mu)
     mu /= 4
     radius[:] = 3 * mu
     while True:
@@ -205,7 +204,7 @@ def start_prices(
             return OVERFLOWED, origin
         if origin != FOUND:  # the sample would only add its own noise; what all rows leave unknown is less
             copy_to(before, prices)
-            radius_of(deviation, ACCEPTED / np.sqrt(stride), radius)
+            radius_of(deviation, 1.0 / np.sqrt(stride), radius)
             return REACHED, origin
         radius_of(deviation, 1.0, radius)
         if stride < 4 * FINER or status != REACHED:
