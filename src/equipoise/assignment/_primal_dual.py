@@ -13,8 +13,8 @@ The order of work for one large problem, each part a compiled kernel (`_kernels`
    least lead for each pair of experts was noted in the pass. Contested rows are read once more. If a row has a better
    offer, step 2 is repeated at the prices found, with a larger radius.
 
-Where rows come in clusters or scores have a low rank, a sample tells too little. Then Newton's method starts over before
-step 2, from much smoothing to little: on the sample with all experts, then on all rows with those that are still near.
+Where rows come in clusters or scores have a low rank, a sample tells too little. Then Newton's method starts over,
+from much smoothing to little: on the sample with all experts, then on all rows with the experts that are still near.
 
 Problems of few rows go to step 3 at once, with every expert a candidate of every row. `docs/assignment.md` has the
 derivation. Legend: b problems, n rows, k experts, K experts a row, m contested rows.

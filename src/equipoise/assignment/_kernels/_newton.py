@@ -13,7 +13,7 @@ from equipoise._core._jit import jit, jit_vector
 from equipoise.assignment._kernels._contested import Counts, Floats, Ints, Scores, copy_to
 from equipoise.assignment._kernels._smoothing import demand_of_lists, demand_of_slots
 
-# How far a step may move two experts apart that share rows, in units of mu. After one of more than half of that the next
+# How far a step may move two experts apart that share rows, in units of mu. After more than half of that, the next step
 # is at the same mu.
 STEP = 4.0
 # What ties every price to where it is, as a part of the expert's rows: it decides only where rows are few. And how far
