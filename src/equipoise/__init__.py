@@ -18,6 +18,7 @@ from equipoise.estimators import EMABaseline as EMABaseline
 from equipoise.estimators import Noise as Noise
 from equipoise.estimators import RegressionCritic as RegressionCritic
 from equipoise.estimators import Strategy as Strategy
+from equipoise.estimators import conditional_entropy_loss as conditional_entropy_loss
 from equipoise.estimators import draws_baseline as draws_baseline
 from equipoise.estimators import gate as gate
 from equipoise.estimators import gated_loss as gated_loss
@@ -56,6 +57,7 @@ __all__ = [
     "__version__",
     "assign",
     "audit",
+    "conditional_entropy_loss",
     "conditional_values",
     "distributed",
     "draw_gumbel",

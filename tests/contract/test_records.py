@@ -127,7 +127,7 @@ def test_to_keeps_what_is_no_tensor_and_the_gradient() -> None:
     b = a.to("cpu")
     assert isinstance(b, Routing)
     assert (b.shape, b.capacity, b.score_function) == (a.shape, a.capacity, a.score_function)
-    assert set(b.balance_losses) == {"marginal-entropy", "z"}
+    assert set(b.balance_losses) == {"marginal-entropy", "conditional-entropy", "z"}
     assert b.log_p.requires_grad
 
 

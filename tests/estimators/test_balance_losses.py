@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.estimators import load_balance_loss, marginal_entropy_loss, z_loss
+from equipoise.estimators import conditional_entropy_loss, load_balance_loss, marginal_entropy_loss, z_loss
 from equipoise.sampling import sample_gumbel_matching, sample_independent, sample_skip
 
 
@@ -16,6 +16,7 @@ def logits(generator: torch.Generator) -> Tensor:
     return torch.randn(2, 6, 3, generator=generator, dtype=torch.float64).requires_grad_()
 
 
+LOSSES = (load_balance_loss, marginal_entropy_loss, conditional_entropy_loss, z_loss)
 MASK = torch.tensor([[True] * 6, [True, False, True, False, True, True]])
 
 
@@ -76,13 +77,35 @@ def test_marginal_entropy_gradient_is_finite_where_an_expert_is_out_of_reach() -
     assert bool(logits.grad[1].isfinite().all())
 
 
+def test_conditional_entropy_against_the_formula(logits: Tensor) -> None:
+    entropies = torch.distributions.Categorical(logits=logits).entropy()
+    torch.testing.assert_close(conditional_entropy_loss(logits.log_softmax(-1)), entropies.mean(-1), rtol=1e-13, atol=0)
+    by_problem = conditional_entropy_loss(logits.log_softmax(-1), mask=MASK)[1]
+    torch.testing.assert_close(by_problem, entropies[1][MASK[1]].mean(), rtol=1e-13, atol=0)
+    assert torch.autograd.gradcheck(lambda x: conditional_entropy_loss(x.log_softmax(-1), mask=MASK), (logits,))
+
+
+def test_entropy_losses_together_are_minus_the_mutual_information() -> None:
+    certain = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).log()
+    assert float(marginal_entropy_loss(certain) + conditional_entropy_loss(certain)) == pytest.approx(-math.log(2))
+    alike = torch.tensor([[0.3, 0.7], [0.3, 0.7]]).log()
+    assert float(marginal_entropy_loss(alike) + conditional_entropy_loss(alike)) == pytest.approx(0.0, abs=1e-7)
+
+
+def test_conditional_entropy_gradient_is_finite_where_an_expert_is_out_of_reach() -> None:
+    log_p = torch.tensor([[0.0, -torch.inf], [0.5, 0.5]]).log_softmax(-1).requires_grad_()
+    conditional_entropy_loss(log_p).backward()
+    assert log_p.grad is not None
+    assert bool(log_p.grad.isfinite().all())
+
+
 def test_z_loss_against_the_formula(logits: Tensor) -> None:
     torch.testing.assert_close(z_loss(logits), logits.logsumexp(-1).square().mean(-1), rtol=1e-13, atol=0)
     torch.testing.assert_close(z_loss(logits, mask=MASK)[1], z_loss(logits[1][MASK[1]]), rtol=1e-13, atol=0)
     assert torch.autograd.gradcheck(lambda x: z_loss(x, mask=MASK), (logits,))
 
 
-@pytest.mark.parametrize("loss", [load_balance_loss, marginal_entropy_loss, z_loss])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_masked_rows_may_hold_garbage(logits: Tensor, loss) -> None:
     log_p = logits.log_softmax(-1)
     dirty = torch.where(MASK[..., None], log_p, torch.nan)
@@ -90,12 +113,12 @@ def test_masked_rows_may_hold_garbage(logits: Tensor, loss) -> None:
     assert bool(torch.autograd.grad(loss(dirty, mask=MASK).sum(), logits)[0].isfinite().all())
 
 
-@pytest.mark.parametrize("loss", [load_balance_loss, marginal_entropy_loss, z_loss])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_half_precision_is_summed_in_float32(loss) -> None:
     assert loss(torch.zeros(5000, 2, dtype=torch.bfloat16).log_softmax(-1)).dtype == torch.float32
 
 
-@pytest.mark.parametrize("loss", [load_balance_loss, marginal_entropy_loss, z_loss])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_no_rows(loss) -> None:
     assert loss(torch.zeros(2, 0, 3)).tolist() == [0.0, 0.0]
 
@@ -103,7 +126,7 @@ def test_no_rows(loss) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_shapes_must_agree(logits: Tensor) -> None:
     log_p = logits.log_softmax(-1)
-    for loss in (load_balance_loss, marginal_entropy_loss, z_loss):
+    for loss in LOSSES:
         with pytest.raises(ValueError, match=r"mask must have shape \[2, 6\]"):
             loss(log_p, mask=MASK[0])
     with pytest.raises(ValueError, match=r"assigned.z must have shape \[2, 6\]"):

@@ -136,7 +136,8 @@ def moe(dim: int, num_experts: int, **options: Any) -> nn.Module:
     if "draws" in options:  # as it was called when the numbers were stored
         options["solves"] = options.pop("draws")
     if options["router"] in eq.STRATEGIES:
-        options.setdefault("loss", "reinforce")  # the default when the numbers were stored
+        # The defaults when the numbers were stored.
+        options = {"loss": "reinforce", "upstream": True, "conditional_entropy": 0.0, **options}
     return eq.nn.MoE(dim, num_experts, **options)
 
 

@@ -59,9 +59,10 @@ def test_two_layers_with_all_weights(router: str, temperature: float, loss: str)
     agree(estimate(runs, with_critics(runs[0], weights="all")), nothing_dropped((3,), layers=2, loss=loss))
 
 
+@pytest.mark.parametrize("upstream", [True, False])
 @pytest.mark.parametrize(("router", "temperature", "loss"), CASES)
-def test_two_layers_with_the_routers_weights(router: str, temperature: float, loss: str) -> None:
-    runs = all_runs(router, (3,), layers=2, temperature=temperature, loss=loss)
+def test_two_layers_with_the_routers_weights(router: str, temperature: float, loss: str, upstream: bool) -> None:
+    runs = all_runs(router, (3,), layers=2, temperature=temperature, loss=loss, upstream=upstream)
     agree(estimate(runs, with_critics(runs[0])), as_decided(runs, "token"))
 
 

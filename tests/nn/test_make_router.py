@@ -60,6 +60,17 @@ def test_options_reach_the_router() -> None:
     assert make_router("gm-iw", 4, 3, marginal_entropy=0.0, balance_loss=0.2).loss_weights == {"load-balance": 0.2}
 
 
+def test_certainty_is_rewarded_where_nothing_else_tells_experts_apart() -> None:
+    def weight(name: str = "skip-iw", dim: int | None = 4, **options: Any) -> float:
+        return make_router(name, dim, 3, **options).loss_weights.get("conditional-entropy", 0.0)
+
+    assert weight() == weight("gm-iw-mix") == pytest.approx(0.03)
+    assert weight(marginal_entropy=0.5) == pytest.approx(0.15)
+    assert weight(marginal_entropy=0.0) == weight(top_k=2) == weight(token_prior=16) == weight(dim=None) == 0.0
+    assert weight("switch") == weight("switch", marginal_entropy=0.1) == 0.0
+    assert weight("switch", conditional_entropy=0.2) == weight(token_prior=16, conditional_entropy=0.2) == 0.2
+
+
 def test_a_strategy_is_a_router() -> None:
     torch.manual_seed(0)
     by_name = make_router("gm-iw", 4, 3, capacity_factor=1.0)

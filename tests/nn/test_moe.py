@@ -196,8 +196,8 @@ def test_options_of_the_strategies_reach_them() -> None:
 
 
 RECIPES = {
-    "skip-iw": {"marginal-entropy"},
-    "gm-iw": {"marginal-entropy"},
+    "skip-iw": {"marginal-entropy", "conditional-entropy"},
+    "gm-iw": {"marginal-entropy", "conditional-entropy"},
     "switch": {"load-balance"},
     "topk": {"load-balance"},
     "base": set(),
@@ -213,7 +213,7 @@ def test_balance_losses_of_the_recipe(router: str) -> None:
 
 
 def test_balance_losses_are_weighted_and_leave_masked_rows_out() -> None:
-    moe = layer("gm-iw", balance_loss=0.5, marginal_entropy=2.0, z_loss=0.25)
+    moe = layer("gm-iw", balance_loss=0.5, marginal_entropy=2.0, conditional_entropy=3.0, z_loss=0.25)
     x, mask = torch.randn(8, 6), torch.tensor([True] * 6 + [False] * 2)
     _, routing = run(moe, x, mask=mask)
     losses = routing.balance_losses
@@ -223,6 +223,7 @@ def test_balance_losses_are_weighted_and_leave_masked_rows_out() -> None:
     mean = p.mean(0)
     torch.testing.assert_close(losses["load-balance"], 0.5 * 3 * (share * mean).sum())
     torch.testing.assert_close(losses["marginal-entropy"], 2.0 * (mean * mean.log()).sum())
+    torch.testing.assert_close(losses["conditional-entropy"], -3.0 * (p * p.log()).sum(-1).mean())
     torch.testing.assert_close(losses["z"], 0.25 * logits.logsumexp(-1).square().mean())
     assert all(x.requires_grad for x in losses.values())
     paper = layer("skip-iw", marginal_entropy=0.0)

@@ -229,7 +229,7 @@ def test_two_gated_layers_with_the_score_function_are_exactly_unbiased() -> None
     torch.manual_seed(4)
     x, played = torch.randn(1, 2).double(), [Played("sample") for _ in range(2)]
     rules = [SamplingRule(strategy, loss="gated-reinforce", top_k=2) for strategy in played]
-    how = {"hidden_dim": 2, "temperature": 0.6, "dtype": torch.float64}
+    how = {"hidden_dim": 2, "temperature": 0.6, "dtype": torch.float64, "upstream": True}
     moes = nn.ModuleList(MoE(2, EXPERTS, router=rule, **how) for rule in rules)
     with torch.no_grad():
         for parameter in moes.parameters():

@@ -52,7 +52,7 @@ def layer(router: str = "skip-iw", **how: object) -> MoE:
 
 
 def test_one_layer_is_reinforce_and_the_balance_losses() -> None:
-    model = layer(marginal_entropy=0.1, capacity_factor=0.7)
+    model = layer(marginal_entropy=0.1, conditional_entropy=0.0, capacity_factor=0.7)
     losses, routings = run(model)
     loss = Surrogate(0.5, weights="all")(losses, routings)
     routing = routings[0]
@@ -70,7 +70,8 @@ def test_one_layer_is_reinforce_and_the_balance_losses() -> None:
 @pytest.mark.parametrize("weights", ["router", "all", "none"])
 @pytest.mark.parametrize("credit", ["token", "sequence", "batch"])
 def test_two_layers_against_the_formula(credit: str, weights: str) -> None:
-    model = nn.Sequential(layer(capacity_factor=0.7), layer("gm-iw", temperature=2.0, loss="gated-reinforce"))
+    how = {"temperature": 2.0, "loss": "gated-reinforce", "upstream": True}
+    model = nn.Sequential(layer(capacity_factor=0.7), layer("gm-iw", **how))
     losses, routings = run(model)
     b = torch.linspace(-1, 1, 16).reshape(2, 8)
     loss = Surrogate(credit=credit, weights=weights)(losses, routings, baseline=b)
@@ -96,6 +97,25 @@ def test_two_layers_against_the_formula(credit: str, weights: str) -> None:
         rtol=1e-4,
         atol=1e-6,
     )
+
+
+@pytest.mark.parametrize("loss", ["reinforce", "gated-reinforce"])
+@pytest.mark.parametrize("router", ["skip-iw", "gm-iw"])
+def test_the_score_function_ends_at_the_router_unless_upstream(router: str, loss: str) -> None:
+    def gradients(upstream: bool, baseline: float) -> tuple[Tensor, Tensor]:
+        x, model = X.clone().requires_grad_(), layer(router, loss=loss, upstream=upstream, token_prior=9)
+        losses, routings = run(model, x, token_ids=torch.arange(16).reshape(2, 8) % 9)
+        total = Surrogate(baseline)(losses, routings)
+        by_x, *own = torch.autograd.grad(total, [x, *model.router.parameters()])
+        return by_x, torch.cat([g.flatten() for g in own])
+
+    # A baseline changes the score function and nothing else: what it moves is what the score function reaches.
+    (x_whole, own_whole), (x_other, _) = gradients(True, 0.0), gradients(True, 5.0)
+    (x_alone, own_alone), (x_moved, own_moved) = gradients(False, 0.0), gradients(False, 5.0)
+    torch.testing.assert_close(own_alone, own_whole)
+    assert torch.equal(x_alone, x_moved)
+    for one, other in ((x_whole, x_other), (x_alone, x_whole), (own_alone, own_moved)):
+        assert float((one - other).abs().max()) > 1e-5
 
 
 @pytest.mark.parametrize("router", ["switch", "topk", "dense", "hash", "base"])

@@ -56,6 +56,27 @@ def test_each_decision_is_as_if_drawn_from_the_router(
         differ(estimate(runs, Surrogate(0.7, credit, weights=weights)), wanted)
 
 
+@pytest.mark.parametrize(
+    ("router", "temperature", "shape", "see", "loss"),
+    [
+        ("skip-iw", 0.5, (3,), "self", "reinforce"),
+        ("skip-iw", 1.0, (3,), "self", "gated-reinforce"),
+        ("sample", 0.5, (1, 3), "past", "gated-reinforce"),
+    ],
+)
+def test_without_upstream_a_decision_trains_its_router_alone(
+    router: str, temperature: float, shape: tuple[int, ...], see: str, loss: str
+) -> None:
+    how = {"layers": 2, "see": see, "temperature": temperature, "loss": loss}
+    runs, whole = (all_runs(router, shape, upstream=upstream, **how) for upstream in (False, True))
+    found, wanted = estimate(runs, Surrogate(0.7, "sequence")), as_decided(runs, "sequence")
+    agree(found, wanted)
+    differ(found, as_decided(whole, "sequence"))
+    # The last router has nothing after it that could pass something on to others: its own gradient is that of before.
+    last = of(runs[0], "moes.1.router")
+    assert float((found[1] - as_decided(whole, "sequence")[1])[last].abs().max()) < 1e-12
+
+
 @pytest.mark.parametrize(("router", "temperature"), [("sample", 0.5), ("skip-iw", 1.0), ("skip-iw", 0.5)])
 def test_one_token_wise_layer_trains_the_router_for_the_model_that_drops_nothing(
     router: str, temperature: float

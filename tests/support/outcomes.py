@@ -59,6 +59,7 @@ class Model(nn.Module):
         temperature: float = 1.0,
         capacity_factor: float = 1.0,
         loss: str = "reinforce",
+        upstream: bool = True,
     ) -> None:
         super().__init__()
         self.played = [Played(router) for _ in range(layers)]
@@ -70,6 +71,7 @@ class Model(nn.Module):
                 router=SamplingRule(played, loss=loss),
                 temperature=temperature,
                 capacity_factor=capacity_factor,
+                upstream=upstream,
                 dtype=torch.float64,
             )
             for played in self.played
@@ -231,6 +233,7 @@ def as_decided(runs: tuple[Model, list[Run]], credit: str) -> tuple[float, Tenso
 
     For each token and layer: the losses that the decision answers for, when it comes from the router and the token is
     kept, while all other draws and kept sets have the chances that they have in the run. Written with probabilities.
+    Without `upstream`, a decision adds this to its router's own parameters alone.
     """
     model, played = runs
     value, objective = 0.0, torch.zeros(()).double()
@@ -239,9 +242,10 @@ def as_decided(runs: tuple[Model, list[Run]], credit: str) -> tuple[float, Tenso
         value += float(chance * run.losses.detach().mean())
         objective = objective + chance * run.losses.mean()
         answers = credited(run.losses.detach().flatten(), run.losses.shape, credit)
-        for emission, outcome in zip(run.emissions, run.outcomes, strict=True):
+        for emission, outcome, moe, x in zip(run.emissions, run.outcomes, model.moes, run.inputs, strict=True):
             z = outcome.z.unsqueeze(1)
-            p = emission.routing.logits.softmax(-1).gather(1, z).squeeze(1)
+            logits = emission.routing.logits if moe.router.upstream else x.reshape(-1, 2) @ moe.router.weight.T
+            p = logits.softmax(-1).gather(1, z).squeeze(1)
             q = (emission.routing.logits.detach() / model.temperature).softmax(-1).gather(1, z).squeeze(1)
             kept = outcome.kept / how_often_kept(tuple(outcome.z.tolist())) if has_capacity(model) else 1.0
             objective = objective + (chance / q * p * kept * answers).sum() / n

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient estimates from sampled experts: weights, surrogates, baselines, balance losses, and the named strategies."""
 
+from equipoise.estimators._balance_losses import conditional_entropy_loss as conditional_entropy_loss
 from equipoise.estimators._balance_losses import load_balance_loss as load_balance_loss
 from equipoise.estimators._balance_losses import marginal_entropy_loss as marginal_entropy_loss
 from equipoise.estimators._balance_losses import mean_probabilities as mean_probabilities
@@ -40,6 +41,7 @@ __all__ = [
     "StrategyTraits",
     "WeightedSampler",
     "check_strategy",
+    "conditional_entropy_loss",
     "draw_noise",
     "draws_baseline",
     "ema_update",

@@ -99,6 +99,43 @@ def marginal_entropy_loss(
     return torch.special.xlogy(mean_p, mean_p.clamp_min(floor)).sum(-1)
 
 
+def conditional_entropy_loss(
+    log_p: Float[Tensor, "*batch n k"], *, mask: Bool[Tensor, "*batch n"] | None = None, scope: Scope = THIS_PROCESS
+) -> Float[Tensor, "*batch"]:
+    r"""Rewards a router that is certain of each single row: the mean entropy of its distributions.
+
+    .. math::
+        -\frac{1}{n} \sum_{ij} p_{ij} \log p_{ij},
+
+    between 0, where every row is certain of its expert, and log k. Together with `marginal_entropy_loss`, at equal
+    weights, it is minus the mutual information of row and expert: experts then get different rows, and equally many,
+    before the task itself tells them apart.
+
+    Args:
+        log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
+        mask: False for rows that do not count.
+        scope: the rows to average over: those given here, or those of several ranks.
+
+    Returns:
+        [...], with gradient for log_p.
+
+    Example:
+        >>> conditional_entropy_loss(torch.tensor([[0.5, 0.5], [1.0, 0.0]]).log())
+        tensor(0.3466)
+
+    References:
+        Krause, Perona, Gomes, Discriminative clustering by regularized information maximization (2010).
+    """
+    check_matrix("log_p", log_p)
+    check_mask(mask, log_p.shape[:-1])
+    check_log_p(log_p, mask)
+    log_p = _at_least_float32(log_p)
+    counts = log_p > -torch.inf if mask is None else (log_p > -torch.inf) & mask.unsqueeze(-1)
+    log_p = torch.where(counts, log_p, 0.0)  # before the product, whose derivative at log 0 would be NaN
+    entropies = -torch.where(counts, log_p.exp() * log_p, 0.0).sum([-2, -1])
+    return scope.total(entropies) / _num_rows(log_p, mask, scope).squeeze(-1)
+
+
 def z_loss(
     logits: Float[Tensor, "*batch n k"], *, mask: Bool[Tensor, "*batch n"] | None = None, scope: Scope = THIS_PROCESS
 ) -> Float[Tensor, "*batch"]:

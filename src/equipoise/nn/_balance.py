@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The balance losses of a layer, by name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from equipoise.estimators import load_balance_loss, marginal_entropy_loss, z_loss
+from equipoise.estimators import conditional_entropy_loss, load_balance_loss, marginal_entropy_loss, z_loss
 from equipoise.nn._rules import RouteRequest
+
+_OF_LOG_P: dict[str, Callable[..., Tensor]] = {
+    "load-balance": load_balance_loss,
+    "marginal-entropy": marginal_entropy_loss,
+    "conditional-entropy": conditional_entropy_loss,
+}
 
 
 def balance_losses(weights: Mapping[str, float], logits: Tensor, request: RouteRequest) -> dict[str, Tensor]:
     """Computes the losses that have a weight, each times its weight.
 
     Args:
-        weights: of "load-balance", "marginal-entropy" and "z"; those that are missing are not computed.
+        weights: of "load-balance", "marginal-entropy", "conditional-entropy" and "z"; the others are not computed.
         logits: the router's.
         request: with log p, mask and scope.
 
@@ -22,12 +28,7 @@ def balance_losses(weights: Mapping[str, float], logits: Tensor, request: RouteR
         Scalars, with gradient.
     """
     over: dict[str, Any] = {"mask": request.mask, "scope": request.scope}
-    losses: dict[str, Tensor] = {}
-    for name, weight in weights.items():
-        if name == "load-balance":
-            losses[name] = weight * load_balance_loss(request.log_p, **over)
-        elif name == "marginal-entropy":
-            losses[name] = weight * marginal_entropy_loss(request.log_p, **over)
-        else:
-            losses[name] = weight * z_loss(logits, **over)
-    return losses
+    return {
+        name: weight * (z_loss(logits, **over) if name == "z" else _OF_LOG_P[name](request.log_p, **over))
+        for name, weight in weights.items()
+    }

@@ -52,8 +52,15 @@ class RoutingOptions(TypedDict, total=False):
         sinkhorn_first: for strategies: balance the proposal in expectation before sampling (the first expert's, of
             several). False by default.
         importance: for strategies: whether p/q is part of the weights. True by default.
+        upstream: of strategies: whether the score function also trains what computes the rows. False, the default: its
+            gradient ends at the router's own parameters, and everything before them learns from the losses alone, with
+            the experts that were drawn held fixed. True: the gradient of the whole model, the paper's, which adds the
+            score function's variance to every layer before the router.
         balance_loss: weight of the balance loss; None, the default: the router's.
         marginal_entropy: weight of the marginal-entropy loss; None, the default: the router's. The paper's setting: 0.
+        conditional_entropy: weight of the conditional-entropy loss, which rewards certainty. None, the default: for
+            strategies 0.3 times that of the marginal-entropy loss, if each row takes one expert, by a gate of ours and
+            without a token prior; else 0.
         z_loss: weight of the z-loss, 0 by default.
         rate: of `loss-free`: what the bias moves by after each step, in logit units, 0.001 by default. Short runs need
             more.
@@ -76,8 +83,10 @@ class RoutingOptions(TypedDict, total=False):
     target_sample_size: float
     sinkhorn_first: bool
     importance: bool
+    upstream: bool
     balance_loss: float | None
     marginal_entropy: float | None
+    conditional_entropy: float | None
     z_loss: float
     rate: float
     seed: int
@@ -94,10 +103,17 @@ _OF_RULES: dict[str, Any] = {
     "eps": None,
     "solves": None,
     "target_sample_size": 0.5,
+    "upstream": False,
     "rate": 1e-3,
     "seed": 0,
 }
-_OF_LOSSES: dict[str, float | None] = {"balance_loss": None, "marginal_entropy": None, "z_loss": 0.0}
+# Weights of losses: the loss, and the default, where None is the router's own.
+_OF_LOSSES: dict[str, tuple[str, float | None]] = {
+    "balance_loss": ("load-balance", None),
+    "marginal_entropy": ("marginal-entropy", None),
+    "conditional_entropy": ("conditional-entropy", None),
+    "z_loss": ("z", 0.0),
+}
 
 
 def make_router(
@@ -163,7 +179,8 @@ def make_router(
         temperature=of_rule["temperature"],
         eps=of_rule["eps"] if row is None or of_rule["eps"] == "auto" else None,  # a number is in the rule
         target_sample_size=of_rule["target_sample_size"],
-        loss_weights=_complete_weights(row, num_experts, options),
+        upstream=of_rule["upstream"],
+        loss_weights=_complete_weights(row, num_experts, options, specialises=dim is not None and top_k == 1),
         token_prior=options.get("token_prior"),
         device=device,
         dtype=dtype,
@@ -231,7 +248,8 @@ def _check_named(
 def _check_own_rule(rule: RoutingRule, options: Mapping[str, Any]) -> None:
     """Requires that a rule of the user's own has a use for what is not at its default."""
     mixes = rule_traits(rule).mixes
-    _check_used("a rule of your own", ("temperature", "target_sample_size", *(["eps"] if mixes else [])), options)
+    used = ("temperature", "target_sample_size", "upstream", *(["eps"] if mixes else []))
+    _check_used("a rule of your own", used, options)
     check_mixes(options["eps"], mixes)
 
 
@@ -244,15 +262,17 @@ def _check_used(router: str, used: tuple[str, ...], options: Mapping[str, Any]) 
             check_unused(router, name, options[name], default, users)
 
 
-def _complete_weights(row: NamedRouter | None, num_experts: int, options: Mapping[str, Any]) -> dict[str, float]:
+def _complete_weights(
+    row: NamedRouter | None, num_experts: int, options: Mapping[str, Any], *, specialises: bool
+) -> dict[str, float]:
     """Takes the recipe's weights for those that are None; returns the ones that are not 0, by the name of the loss."""
-    given = {name: options.get(name, default) for name, default in _OF_LOSSES.items()}
+    given = {name: options.get(name, default) for name, (_, default) in _OF_LOSSES.items()}
     inert = "there is one expert" if num_experts == 1 else row.inert if row is not None else None
     if inert is not None:
         for name, weight in given.items():
             check_not_inert(name, weight, inert)
         return {}
-    recipe = {"balance_loss": row.balance_loss, "marginal_entropy": row.marginal_entropy} if row is not None else {}
-    names = {"balance_loss": "load-balance", "marginal_entropy": "marginal-entropy", "z_loss": "z"}
-    weights = {names[name]: recipe.get(name, 0.0) if w is None else w for name, w in given.items()}
-    return {name: weight for name, weight in weights.items() if weight != 0}
+    weights = {name: getattr(row, name, 0.0) if weight is None else weight for name, weight in given.items()}
+    if given["conditional_entropy"] is None and row is not None and specialises and options.get("token_prior") is None:
+        weights["conditional_entropy"] = row.certainty * weights["marginal_entropy"]
+    return {_OF_LOSSES[name][0]: weight for name, weight in weights.items() if weight != 0}

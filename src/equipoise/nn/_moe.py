@@ -104,8 +104,8 @@ class MoE(RoutingSource):
             device: of the parameters.
             dtype: of the parameters.
             routing: options of the router, see `RoutingOptions`: eval_capacity_factor, evaluation, loss, temperature,
-                eps, solves, target_sample_size, sinkhorn_first, importance, balance_loss, marginal_entropy, z_loss,
-                rate, seed, token_prior.
+                eps, solves, target_sample_size, sinkhorn_first, importance, balance_loss, marginal_entropy,
+                conditional_entropy, z_loss, upstream, rate, seed, token_prior.
         """
         super().__init__()
         check_known_options(routing, MoE.__init__)

@@ -5,9 +5,10 @@ Legend: T rows (tokens), E experts, K experts a row, dim features.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,6 +88,7 @@ class Router(WideBuffers):
         temperature: float | str | Schedule = 1.0,
         eps: str | None = None,
         target_sample_size: float = 0.5,
+        upstream: bool = False,
         loss_weights: Mapping[str, float] | None = None,
         scoring: Scoring | None = None,
         token_prior: TokenPrior | int | None = None,
@@ -109,7 +111,8 @@ class Router(WideBuffers):
                 "auto", see `RoutingOptions`.
             eps: for rules that mix: "auto", or None for the rule's own.
             target_sample_size: of "auto".
-            loss_weights: weights of "load-balance", "marginal-entropy" and "z".
+            upstream: whether the score function also trains what computes the rows, see `RoutingOptions`.
+            loss_weights: weights of "load-balance", "marginal-entropy", "conditional-entropy" and "z".
             scoring: what the logits mean, where they are not those of a softmax of ours.
             token_prior: a learnt table by token id that is added to the logits; an int: `TokenPrior(vocab_size)`.
             device: of the parameters.
@@ -123,7 +126,7 @@ class Router(WideBuffers):
         check_top_k(rule_traits(rule).top_k, num_experts)
         self.dim, self.num_experts = dim, num_experts
         self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
-        self.evaluation = evaluation
+        self.evaluation, self.upstream = evaluation, upstream
         self.loss_weights = dict(loss_weights or {})
         self.scoring = scoring
         self.rule = rule
@@ -213,8 +216,10 @@ class Router(WideBuffers):
         shape = tuple(x.shape[:-1])
         with torch.autocast(autocast_device(x.device), enabled=False):
             wide = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
-            logits = self.logits(x.reshape(-1, x.shape[-1]).to(wide))
-            return self.route(logits, shape=shape, mask=mask, token_ids=token_ids, generator=generator)
+            rows = x.reshape(-1, x.shape[-1]).to(wide)
+            own = partial(self.logits, rows.detach()) if rows.requires_grad else None
+            how: dict[str, Any] = {"mask": mask, "token_ids": token_ids, "generator": generator}
+            return self.route(self.logits(rows), shape=shape, own_logits=own, **how)
 
     def route(
         self,
@@ -225,6 +230,7 @@ class Router(WideBuffers):
         mask: Bool[Tensor, "..."] | None = None,
         token_ids: Int[Tensor, "..."] | None = None,
         generator: torch.Generator | None = None,
+        own_logits: Callable[[], Float[Tensor, "T E"]] | None = None,
     ) -> Routing:
         """Routes rows by given logits, such as those of another model's gate.
 
@@ -235,6 +241,9 @@ class Router(WideBuffers):
             mask: of this shape: False for rows that take no expert (padding).
             token_ids: of this shape: for routers that look at them.
             generator: as in `forward`.
+            own_logits: computes the same logits with gradient for the gate's own parameters alone. Called where the
+                router learns by the score function and `upstream` is off. None: the score function trains whatever the
+                logits depend on.
 
         Returns:
             The routing.
@@ -252,12 +261,9 @@ class Router(WideBuffers):
         flat_mask = None if mask is None else mask.reshape(-1)
         flat_ids = None if token_ids is None else token_ids.reshape(-1).long()
         with torch.autocast(autocast_device(logits.device), enabled=False):
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            if self.prior is not None:
-                logits = logits + self._from_prior(self.prior, flat_ids, flat_mask).to(logits.dtype)
+            logits, log_p = self._log_p(logits, flat_ids, flat_mask)
             scoring = self.scoring
             selection = None if scoring is None else scoring.compared(logits, bias)
-            log_p = log_softmax(logits) if scoring is None else scoring.log_p(logits)
             rows, exact = logits.shape[0], self.traits.holds_all
             scope = self.scope.begin(rows, whole=mask is None, training=self.training, exact=exact)
             request = RouteRequest(
@@ -277,17 +283,23 @@ class Router(WideBuffers):
                 scope=scope,
             )
             routing = self._rescaled(self._choose(logits if selection is None else selection, request), request)
+            if routing.score_function and own_logits is not None and not self.upstream and torch.is_grad_enabled():
+                _, own_log_p = self._log_p(own_logits(), flat_ids, flat_mask)
+                routing = replace(routing, score_log_p=own_log_p)
             if self.training and self.loss_weights:
                 routing = replace(routing, balance_losses=balance_losses(self.loss_weights, logits, request))
             if scope.ranks > 1:  # now, since all ranks are here, and not when one of them reads it
                 _ = routing.stats
             return routing
 
-    def _from_prior(self, prior: TokenTable, token_ids: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Looks up what the token prior adds to the logits."""
-        check_token_ids_given(token_ids is not None, prior.prior.vocab_size)
-        assert token_ids is not None
-        return prior(token_ids, mask)
+    def _log_p(self, logits: Tensor, token_ids: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Adds the token prior to the logits, in float32 or more; returns them and their log-probabilities."""
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.prior is not None:
+            check_token_ids_given(token_ids is not None, self.prior.prior.vocab_size)
+            assert token_ids is not None
+            logits = logits + self.prior(token_ids, mask).to(logits.dtype)
+        return logits, log_softmax(logits) if self.scoring is None else self.scoring.log_p(logits)
 
     def capacity(self, rows: int) -> int | None:
         """Returns how many of T rows an expert may take in this mode, at least K; None: any number.

@@ -175,11 +175,15 @@ class SamplingRule:
         return _rebuild, (self.strategy.name if known else self.strategy, self._settings())
 
 
-_OPTIONS = ("top_k", "loss", "sinkhorn_first", "importance", "temperature", "target_sample_size")
+_OPTIONS = ("top_k", "loss", "sinkhorn_first", "importance", "temperature", "target_sample_size", "upstream")
 
 
 def sampling_router(strategy: Strategy) -> NamedRouter:
-    """Makes the row of a strategy. The bonus of 0.1 is part of the recipe: the objective does not balance itself.
+    """Makes the row of a strategy. The entropy losses are part of the recipe.
+
+    The objective does not balance itself, so the mean distribution is rewarded for its entropy. And a router that is
+    nearly uniform gives every expert the same rows at random, so that none has anything of its own to learn: rows are
+    rewarded for certainty, at 0.3 of that weight (0.1 to 0.5 were tried in a language model, docs/language-models.md).
 
     Args:
         strategy: any.
@@ -194,6 +198,7 @@ def sampling_router(strategy: Strategy) -> NamedRouter:
         make=partial(_make_rule, strategy),
         options=(*_OPTIONS, *(name for name, used in own.items() if used)),
         marginal_entropy=0.1,
+        certainty=0.3,
         doc=f"the paper's {strategy.label}" if traits.paper else strategy.label,
     )
 
@@ -205,12 +210,13 @@ def _make_rule(
     *,
     temperature: Any,
     target_sample_size: float,
+    upstream: bool,
     eps: float | str | None = None,
     solves: int | None = None,
     **how: Any,
 ) -> SamplingRule:
-    """Builds the rule of a strategy; the router keeps the temperature, and an eps that chooses itself."""
-    del temperature, target_sample_size
+    """Builds the rule of a strategy; the router keeps the temperature, `upstream`, and an eps that chooses itself."""
+    del temperature, target_sample_size, upstream
     changed = {name: value for name, value in (("eps", eps), ("solves", solves)) if value not in (None, "auto")}
     return SamplingRule(strategy.with_options(**changed) if changed else strategy, **how)
 

@@ -95,7 +95,8 @@ class RoutedGate(nn.Module):
         Returns:
             The native logits; the router's scores, in the native dtype; its indices, as the experts can take them.
         """
-        logits, native_scores, _ = super().forward(hidden_states)
+        native = super().forward
+        logits, native_scores, _ = native(hidden_states)
         layer, router = layer_of(self), self.router
         shape = layer.shape_of(logits.shape[0])
         routing = router.route(
@@ -105,6 +106,7 @@ class RoutedGate(nn.Module):
             # Padding takes no room and moves no price. In evaluation the native function stays as it is, row by row.
             mask=layer.rows.mask(shape) if self.training else None,
             token_ids=layer.rows.ids(shape),
+            own_logits=(lambda: native(hidden_states.detach())[0]) if hidden_states.requires_grad else None,
         )
         layer.routing = routing if layer.decide is None else layer.decide(routing)
         return logits, layer.routing.scores.to(native_scores.dtype), self._for_experts(layer)

@@ -63,7 +63,7 @@ def compare_models(
     begin(path, [Ledger(out / "lm-runs")])
     if tuned is None:
         runs = recipe.tuning_runs()
-        say(f"tuning: {len(runs):,} runs of {recipe.steps_of(runs[0]):,} steps")
+        say(f"tuning: {len(runs):,} runs of {recipe.steps:,} steps")
         tried = run_all(runs, recipe, out, text, workers=workers, progress=advance)
         rows = [{**t.run.describe(), "validation": t.validation} for t in tried]
         tuned = Tuned(chosen=choose_settings(recipe, tried), tuning=rows)
@@ -130,7 +130,7 @@ def run_all(
     parts = {
         run.name: Part(
             task=(_train_run, run, recipe, text.sha256),
-            steps=recipe.steps_of(run),
+            steps=recipe.steps,
             recipe=depends_on(run, recipe, text),
             write=Trained.write,
             read=partial(read_trained, run),
@@ -154,9 +154,8 @@ def _train_run(run: Run, recipe: LanguageModels, sha256: str, *, progress: Calla
 def depends_on(run: Run, recipe: LanguageModels, text: Text) -> dict[str, Any]:
     """Lists what a run depends on: not which other runs there are."""
     described = recipe.describe()
-    for name in ("contenders", "seeds", "first_seed", "tuning_seeds", "tuning_steps"):
+    for name in ("contenders", "seeds", "first_seed", "tuning_seeds"):
         del described[name]
-    described["steps"] = recipe.steps_of(run)
     row = CONTENDERS[run.contender]
     how = {"router": row.router, "options": dict(row.options), "gate": row.gate, "weights": row.weights}
     return {"comparison": described, "contender": how, "run": run.describe(), "text": text.sha256}

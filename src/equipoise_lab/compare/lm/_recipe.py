@@ -82,6 +82,15 @@ _TABLE = (
         doc="the most probable expert, gated, with a load-balance loss of 0.01",
     ),
     Contender(
+        name="switch-certain",
+        label="Switch, certain",
+        router="switch",
+        options={"conditional_entropy": 0.03},
+        third={"balance_loss": 0.03},
+        kind="control",
+        doc="Switch with the conditional-entropy loss that our samplers have by default",
+    ),
+    Contender(
         name="loss-free",
         label="loss-free bias",
         router="loss-free",
@@ -146,6 +155,32 @@ _TABLE = (
         third={"id_length": 2},
         kind="control",
         doc="Switch with the token prior",
+    ),
+    Contender(
+        name="default",
+        label="Skip IW, defaults",
+        router="skip-iw",
+        third={"learning_rate": 0.002},
+        kind="ours",
+        doc="`MoE` and `Surrogate` with nothing set: no token ids, a moving average as baseline",
+    ),
+    Contender(
+        name="skip-iw",
+        label="Skip IW",
+        router="skip-iw",
+        options={"loss": "gated-reinforce"},
+        third={"conditional_entropy": 0.05},
+        kind="ours",
+        doc="our recipe without token ids: draws within the capacity, gated with the score function",
+    ),
+    Contender(
+        name="gm-iw-mix",
+        label="GM IW mix",
+        router="gm-iw-mix",
+        options={"loss": "gated-reinforce", "capacity_factor": 1.0, "eps": 0.02},
+        third={"conditional_entropy": 0.05},
+        kind="ours",
+        doc="the same with exactly balanced draws",
     ),
     Contender(
         name="sample-prior",
@@ -217,8 +252,7 @@ class LanguageModels:
     seeds: int = 5  # that are reported
     first_seed: int = 0  # the seeds are this one and those after it
     tuning_seeds: int = 1  # runs of each setting to choose from, on seeds that are not reported
-    steps: int = 2500  # of AdamW, in runs that are reported
-    tuning_steps: int = 1200  # of runs to choose from; at most `steps`
+    steps: int = 2500  # of AdamW
     batch_size: int = 8  # sequences of a step
     context: int = 64  # bytes of a sequence
     dim: int = 64  # features of a token
@@ -259,14 +293,9 @@ class LanguageModels:
             for name in self.contenders
         ]
 
-    def steps_of(self, run: Run) -> int:
-        """Training steps of a run."""
-        return self.steps if run.final else min(self.tuning_steps, self.steps)
-
     def total_steps(self, *, tuned: bool = False) -> int:
         """Counts the training steps of the whole comparison, or of what is left where the settings are chosen."""
-        tuning = 0 if tuned else sum(map(self.steps_of, self.tuning_runs()))
-        return tuning + len(self.contenders) * self.seeds * self.steps
+        return self.steps * (len(self.contenders) * self.seeds + (0 if tuned else len(self.tuning_runs())))
 
     def describe(self) -> dict[str, Any]:
         """Lists the fields and their values, as JSON knows them."""
@@ -278,7 +307,6 @@ def quick_language_models() -> LanguageModels:
     return LanguageModels(
         seeds=2,
         steps=20,
-        tuning_steps=20,
         batch_size=4,
         context=16,
         dim=16,

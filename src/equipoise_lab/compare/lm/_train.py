@@ -81,7 +81,7 @@ def train(run: Run, recipe: LanguageModels, text: Text, *, progress: Callable[[i
 
     The test split is read at the end of final runs only; `progress` is called with a number of steps that are done.
     """
-    learner, steps = Learner(run, recipe), recipe.steps_of(run)
+    learner, steps = Learner(run, recipe), recipe.steps
     lengths = text.lengths
     points = sorted({max(steps * (i + 1) // _POINTS, 1) for i in range(_POINTS)})
     validation = pieces(text.validation, recipe.validation_pieces, recipe.context)
