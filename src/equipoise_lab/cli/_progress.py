@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -64,9 +63,7 @@ class ProgressBar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         """Removes the bar."""
         self._progress.stop()
 
@@ -110,8 +107,9 @@ def run_experiment(
     console: Console, name: str, run: Callable[..., T], recipe: Any, out: Path, total: int, **options: Any
 ) -> T:
     """Runs an experiment of so many training steps for the command of a name, with a bar."""
-
-    def call(bar: ProgressBar) -> T:
-        return run(recipe, out, command=typed_command(name), say=bar.say, advance=bar.advance, **options)
-
-    return run_with_bar(console, total, out, call)
+    return run_with_bar(
+        console,
+        total,
+        out,
+        lambda bar: run(recipe, out, command=typed_command(name), say=bar.say, advance=bar.advance, **options),
+    )

@@ -41,7 +41,6 @@ class Split:
 class Task:
     """A classification task."""
 
-    name: str  # on the command line
     train: Split  # what gradients come from
     validation: Split  # what settings are chosen on
     test: Split  # what is reported, once
@@ -53,14 +52,14 @@ class Task:
         return self.train.x.shape[1]
 
 
-def split_task(name: str, x: Float[Tensor, "n d"], y: Int[Tensor, "n"], *, centred: bool = True) -> Task:
+def split_task(x: Float[Tensor, "n d"], y: Int[Tensor, "n"], *, centred: bool = True) -> Task:
     """Divides rows at random into 60% for training, 20% for validation and 20% for the test.
 
     The features are `centred` on the mean of the training rows, unless asked otherwise: a router has no bias, and in a
     network what it sees is normalised.
 
     Example:
-        >>> task = split_task("line", torch.arange(10.0)[:, None], torch.arange(10) % 2)
+        >>> task = split_task(torch.arange(10.0)[:, None], torch.arange(10) % 2)
         >>> len(task.train), len(task.validation), len(task.test), task.num_classes
         (6, 2, 2, 2)
     """
@@ -69,7 +68,7 @@ def split_task(name: str, x: Float[Tensor, "n d"], y: Int[Tensor, "n"], *, centr
     if centred:
         x = x - x[order[:first]].mean(0)
     parts = [Split(x[rows], y[rows]) for rows in order.tensor_split([first, second])]
-    return Task(name=name, train=parts[0], validation=parts[1], test=parts[2], num_classes=int(y.max()) + 1)
+    return Task(train=parts[0], validation=parts[1], test=parts[2], num_classes=int(y.max()) + 1)
 
 
 def _digits(*, centred: bool) -> Task:
@@ -81,7 +80,7 @@ def _digits(*, centred: bool) -> Task:
         raise ValueError("task 'digits' needs scikit-learn, which is missing: pip install 'equipoise[lab]'") from error
     pixels, labels = datasets.load_digits(return_X_y=True)
     x, y = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels).long()
-    return split_task("digits" if centred else "digits-raw", x, y, centred=centred)
+    return split_task(x, y, centred=centred)
 
 
 TASKS: MappingProxyType[str, Callable[[], Task]] = MappingProxyType(
