@@ -232,11 +232,6 @@ def label_column(axes: Axes, marks: Sequence[Label], column: float, height: floa
         low, high = lowest + (i + 0.5) * least, highest - (len(marks) - i - 0.5) * least
         y = 10.0 ** min(max(wanted, low), high)
         axes.plot([mark.x, column], [mark.y, y], color=mark.colour, linewidth=0.5, alpha=0.7, zorder=1)
-        font: dict[str, Any] = {
-            "color": mark.colour,
-            "fontsize": mark.size,
-            "fontweight": "bold" if mark.bold else "normal",
-        }
-        where: dict[str, Any] = {"textcoords": "offset points", "verticalalignment": "center"}
-        # A name may have a $.
-        axes.annotate(mark.text, (column, y), (3, 0), parse_math=False, **font, **where)
+        font = {"color": mark.colour, "fontsize": mark.size, "fontweight": "bold" if mark.bold else "normal"}
+        where: dict[str, Any] = {**font, "textcoords": "offset points", "verticalalignment": "center"}
+        axes.annotate(mark.text, (column, y), (3, 0), parse_math=False, **where)  # a name may have a $
