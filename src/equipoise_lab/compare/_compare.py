@@ -44,7 +44,7 @@ def compare(
         What was found, and where it is.
     """
     began = time.perf_counter()
-    task = load_task(recipe.task)
+    task = _task(recipe.task)
     if recipe.batch_size > len(task.train):
         raise ValueError(
             f"batch_size must be at most the {len(task.train)} rows for training of task {recipe.task!r}, "

@@ -146,7 +146,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         """Refuses what cannot be run, before anything is."""
-        check_one_of("task", self.task, tuple(TASKS))
+        check_one_of("task", self.task, TASKS)
         for name in self.contenders:
             check_one_of("contenders", name, tuple(CONTENDERS))
         for name in ("steps", "batch_size", "num_experts", "hidden_dim"):
