@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from rich.table import Table
@@ -72,37 +71,34 @@ def summarise(recipe: Comparison, trained: Sequence[Trained], task: Task) -> lis
         settings = CONTENDERS[name].settings(recipe.learning_rates)
         own = [model for model in trained if model.run.contender == name]
         tried = [[model for model in own if model.run.setting == setting] for setting in settings]
-        for index in range(len(recipe.evaluations())):
+        for index, (evaluation, factor) in enumerate(recipe.evaluations().items()):
             chosen = min(tried, key=lambda models: mean_validation(models, index))
-            found.append(_outcome(recipe, task, chosen, index))
+            tests = [_test(model, recipe, task, factor) for model in chosen]
+            curve = torch.stack([model.validation[:, index] for model in chosen]).mean(0).tolist()
+            outcome = Outcome(
+                contender=name,
+                setting=chosen[0].run.setting,
+                loss=tuple(test.loss for test in tests),
+                curve=tuple(zip(chosen[0].steps, curve, strict=True)),
+                evaluation=evaluation,
+                validation=mean_validation(chosen, index),
+                accuracy=tuple(test.accuracy for test in tests),
+                dropped=tuple(test.dropped for test in tests),
+            )
+            found.append(outcome)
     return found
+
+
+def _test(model: Trained, recipe: Comparison, task: Task, factor: float | None) -> Evaluation:
+    layer = build_layer(model.run, recipe, task)
+    layer.load_state_dict(model.parameters, strict=False)  # what a layer keeps besides is of no use in evaluation
+    return evaluate(layer, task.test, task, factor)
 
 
 def mean_validation(models: Sequence[Trained], evaluation: int) -> float:
     """The mean loss at the end; infinite where a run diverged, so that it is never the least."""
     loss = statistics.fmean(float(model.validation[-1, evaluation]) for model in models)
     return loss if math.isfinite(loss) else math.inf
-
-
-def _outcome(recipe: Comparison, task: Task, models: Sequence[Trained], index: int) -> Outcome:
-    evaluation, factor = list(recipe.evaluations().items())[index]
-    tests: list[Evaluation] = []  # one for each seed
-    for model in models:
-        layer = build_layer(model.run, recipe, task)
-        layer.load_state_dict(model.parameters, strict=False)  # what a layer keeps besides is of no use in evaluation
-        tests.append(evaluate(layer, task.test, task, factor))
-    loss, accuracy, dropped = zip(*tests, strict=True)
-    curve = torch.stack([model.validation[:, index] for model in models]).mean(0).tolist()
-    return Outcome(
-        contender=models[0].run.contender,
-        evaluation=evaluation,
-        setting=models[0].run.setting,
-        validation=mean_validation(models, index),
-        curve=tuple(zip(models[0].steps, curve, strict=True)),
-        loss=loss,
-        accuracy=accuracy,
-        dropped=dropped,
-    )
 
 
 def differences(outcomes: Sequence[Outcome]) -> list[Difference]:
@@ -132,38 +128,31 @@ def result_tables(recipe: Comparison, outcomes: Sequence[Outcome], found: Sequen
 
 
 def save_figure(recipe: Comparison, outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
-    """Draws two rows, one for each evaluation: the validation loss over steps, and the test loss of every seed."""
+    """Draws two rows, one for each evaluation: the validation loss over steps, and the test loss of every seed.
+
+    On the right each contender has a line, the first on top, with its mean and spread behind its name.
+    """
     where = {"unlimited": "without a capacity", "limited": f"with capacity {recipe.eval_capacity_factor:g}"}
     with style():
         figure = new_figure(9.6, 6.6)
         for part, (evaluation, words) in zip(stack(figure, 1.0, 1.0), where.items(), strict=True):
-            own = [outcome for outcome in outcomes if outcome.evaluation == evaluation]
             courses, ends = row(part, 2, width_ratios=(1.0, 1.15))
-            _draw_courses(courses, own)
-            _draw_ends(ends, own)
+            own = [outcome for outcome in outcomes if outcome.evaluation == evaluation]
+            for outcome in own:
+                steps, losses = zip(*outcome.curve, strict=True)
+                courses.plot(steps, losses, **_LOOKS[outcome.contender].dotted(max(len(steps) // 5, 1)))
+            for place, outcome in enumerate(own[::-1]):
+                draw_seeds(ends, place, outcome, _LOOKS[outcome.contender], 5.0)
+            set_lines(ends, [f"{CONTENDERS[o.contender].label}\n{o.mean:.3f} (sd {o.spread:.3f})" for o in own[::-1]])
+            courses.set(xlabel="step", ylabel="cross-entropy", yscale="log")
+            ends.set(xlabel="cross-entropy", xscale="log")
+            _plain_ticks(courses.yaxis, [loss for outcome in own for _, loss in outcome.curve])
+            _plain_ticks(ends.xaxis, [loss for outcome in own for loss in outcome.loss])
+            add_grid(courses)
+            add_grid(ends, "x")
             courses.set_title(f"validation loss, evaluated {words}; marks as on the right")
             ends.set_title("test loss at the end; a mark for each seed, a line at their mean")
         return save(figure, folder, NAME)
-
-
-def _draw_courses(axes: Axes, outcomes: Sequence[Outcome]) -> None:
-    for outcome in outcomes:
-        steps, losses = zip(*outcome.curve, strict=True)
-        axes.plot(steps, losses, **_LOOKS[outcome.contender].dotted(max(len(steps) // 5, 1)))
-    axes.set(xlabel="step", ylabel="cross-entropy", yscale="log")
-    _plain_ticks(axes.yaxis, [loss for outcome in outcomes for _, loss in outcome.curve])
-    add_grid(axes)
-
-
-def _draw_ends(axes: Axes, outcomes: Sequence[Outcome]) -> None:
-    """One line for each contender, the first on top, its mean and spread behind its name."""
-    ranked = list(reversed(outcomes))
-    for place, outcome in enumerate(ranked):
-        draw_seeds(axes, place, outcome, _LOOKS[outcome.contender], 5.0)
-    set_lines(axes, [f"{CONTENDERS[o.contender].label}\n{o.mean:.3f} (sd {o.spread:.3f})" for o in ranked])
-    axes.set(xscale="log", xlabel="cross-entropy")
-    _plain_ticks(axes.xaxis, [loss for outcome in outcomes for loss in outcome.loss])
-    add_grid(axes, "x")
 
 
 def _plain_ticks(axis: Axis, values: Sequence[float]) -> None:

@@ -9,7 +9,7 @@ Legend: n rows, d features, k experts, h hidden units of an expert, C classes.
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -41,7 +41,8 @@ class Trained:
     validation: Float[Tensor, "points 2"]  # that loss, in each of the evaluations
 
 
-class Evaluation(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Evaluation:
     """How a model does on a split."""
 
     loss: float  # the mean cross-entropy in nats
