@@ -66,18 +66,17 @@ def run_parts(parts: Mapping[str, Part], ledger: Ledger, workers: int, advance: 
 
 def _run_tasks(tasks: Mapping[str, Task], workers: int, advance: Progress) -> Iterator[tuple[str, Any]]:
     """Yields names and results as they end; `advance` gets what tasks hand to their argument `progress`."""
-    if workers == 0:
+    processes = min(workers, len(tasks))
+    if processes == 0:
         for name, (function, *arguments) in tasks.items():
             with num_threads(1):
                 result = function(*arguments, progress=advance)
             yield name, result
         return
-    if not tasks:
-        return
     context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads in an unknown state
     steps = context.Queue()
     how: dict[str, Any] = {"mp_context": context, "initializer": _start_worker, "initargs": (steps,)}
-    with ProcessPoolExecutor(min(workers, len(tasks)), **how) as pool:
+    with ProcessPoolExecutor(processes, **how) as pool:
         waiting = {pool.submit(_call, *task): name for name, task in tasks.items()}
         try:
             while waiting:

@@ -44,10 +44,7 @@ def print_paths(console: Console, paths: Iterable[Path]) -> None:
 class ProgressBar:
     """Counts steps, wherever they are done: a bar with the time left on a terminal, lines in a log.
 
-    Args:
-        console: where progress is shown.
-        total: steps in all.
-        unit: what they are called, in a line of the log for every tenth of the way; None: no such lines.
+    `unit` is what steps are called in a line of the log for every tenth of the way; None: no such lines.
     """
 
     def __init__(self, console: Console, total: int, *, unit: str | None = None) -> None:

@@ -183,7 +183,11 @@ def save_figure(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
             how: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7.5, "color": look.colour}
             losses.annotate(f"{outcome.mean:.3f}", (max(outcome.loss), place), (7, 0), **how)
             if CONTENDERS[outcome.contender].router is not None:
-                _draw_loads(loads, place, outcome, look.colour)
+                training, evaluated = statistics.fmean(outcome.violation), statistics.fmean(outcome.eval_violation)
+                mark: dict[str, Any] = {"marker": "o", "color": look.colour, "markersize": 4.6, "linestyle": ""}
+                loads.plot([training, evaluated], [place] * 2, color=look.colour, linewidth=0.7, alpha=0.5, zorder=1)
+                loads.plot([evaluated], [place], markerfacecolor="white", **mark)
+                loads.plot([training], [place], **mark)
         for axes in (loads, losses):
             set_lines(axes, [CONTENDERS[outcome.contender].label for outcome in ranked])
             add_grid(axes, "x")
@@ -202,10 +206,3 @@ def _title(axes: Axes, title: str, explanation: str) -> None:
     """Writes a title in bold, and below it what the marks mean."""
     axes.set_title(f"{title}\n", fontweight="bold")
     axes.text(0.0, 1.012, explanation, transform=axes.transAxes, fontsize=7.5, color=GREY, va="bottom")
-
-
-def _draw_loads(axes: Axes, place: int, outcome: Outcome, colour: str) -> None:
-    training, evaluated = statistics.fmean(outcome.violation), statistics.fmean(outcome.eval_violation)
-    axes.plot([training, evaluated], [place, place], color=colour, linewidth=0.7, alpha=0.5, zorder=1)
-    axes.plot([evaluated], [place], marker="o", color=colour, markerfacecolor="white", markersize=4.6, linestyle="")
-    axes.plot([training], [place], marker="o", color=colour, markersize=4.6, linestyle="")

@@ -140,15 +140,8 @@ class Text:
 def read_text(folder: Path | None = None, *, vocabulary: int = BYTES) -> Text:
     """Reads the Python files below a folder that hold ASCII alone, without tests and installed packages.
 
-    Args:
-        folder: where they are; None: the standard library of this Python.
-        vocabulary: token ids at most: 128, the bytes; above, with pairs of ids that the training split repeats.
-
-    Returns:
-        The splits: 5% of the files each for validation and test.
-
-    Raises:
-        ValueError: a split has no file.
+    None is the standard library of this Python. 5% of the files each are for validation and test; a ValueError says
+    that a split has none. With more than 128 ids, the bytes, there are pairs of ids that the training split repeats.
     """
     root = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
     parts: dict[str, list[bytes]] = {name: [] for name in SPLITS}
