@@ -94,7 +94,7 @@ class _Learner:
             return self.surrogate(losses, routings)
         # b_i = sum_j p_ij c_yj, with c_yj what past batches say of the loss of label y at expert j. Labels differ more
         # than experts do, and a constant leaves that in the score-function term. In training the label is known.
-        (routing,), label = routings, F.one_hot(y, self.task.num_classes)[:, :-1].float()
+        routing, label = routings[0], F.one_hot(y, self.task.num_classes)[:, :-1].float()
         baseline = (routing.log_p.detach().exp() * self.critic(label)).sum(-1)
         loss = self.surrogate(losses, routings, baseline=baseline)
         assert routing.sample is not None  # contenders with this baseline sample
