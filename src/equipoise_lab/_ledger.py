@@ -72,21 +72,17 @@ class Ledger:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             _log.warning("equipoise: %s is damaged, or no part of this command; it will be computed again", path)
             return None
-        self._refuse_or_say(changed)
-        return None
-
-    def _refuse_or_say(self, changed: str) -> None:
-        """Parts of another recipe: an error, or one line for all of them."""
         if self._strict:
             raise ValueError(
                 f"--resume needs the options of the run in {self.folder}, got others ({changed}): "
                 "repeat them, or start anew without --resume"
             )
-        if not self._others_said:
+        if not self._others_said:  # one line for all of them
             self._others_said = True
             _log.warning(
                 "equipoise: %s holds parts of another recipe (%s); they will be computed again", self.folder, changed
             )
+        return None
 
     def clear(self) -> None:
         """Removes all parts."""
@@ -139,12 +135,9 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def begin(last: Path, ledgers: Iterable[Ledger], *, keep: bool = False) -> None:
-    """Forgets the parts of a command that ended; those of one that was interrupted stay.
+    """Forgets the parts of a command that ended; those of one that was interrupted stay, and with `keep` all.
 
-    Args:
-        last: the file that the command writes at its very end; removed.
-        ledgers: of the command.
-        keep: whether the parts stay in any case.
+    `last` is the file that the command writes at its very end. It is removed.
     """
     if last.exists() and not keep:
         for ledger in ledgers:
@@ -154,16 +147,10 @@ def begin(last: Path, ledgers: Iterable[Ledger], *, keep: bool = False) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """Keeps other commands out of a folder.
+    """Keeps other commands out of a folder, which is made if it is missing; a ValueError says which process has it.
 
     The system releases the lock when the process ends, however it ends: a file that a killed process left is taken
     over.
-
-    Args:
-        folder: of the results; made if it is missing.
-
-    Raises:
-        ValueError: another process has it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _LOCK

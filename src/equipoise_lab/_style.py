@@ -6,8 +6,8 @@ readers who do not see all colours. Families share a hue (skip blue, Gumbel-Matc
 """
 
 import math
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -121,11 +121,9 @@ def legend_lines(marks: Iterable[tuple[str, Look]] | None = None) -> list[Line2D
     return [Line2D([], [], label=label, **mark.line) for label, mark in pairs]
 
 
-@contextmanager
-def style() -> Generator[None]:
+def style() -> AbstractContextManager[None]:
     """Applies the style to the figures made inside."""
-    with mpl.rc_context(STYLE):
-        yield
+    return mpl.rc_context(STYLE)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -219,11 +217,8 @@ def tick_seconds(seconds: float) -> str:
 def label_column(axes: Axes, marks: Sequence[Label], column: float, height: float) -> None:
     """Writes names in a column, each as near the height of its mark as there is room, with a hairline to the mark.
 
-    Args:
-        axes: with logarithmic scales and final limits.
-        marks: sorted by height.
-        column: where the names begin.
-        height: of a name, as a fraction of that of the axes.
+    The axes have logarithmic scales and final limits, the marks are sorted by height, the names begin at `column`, and
+    the height of a name is a fraction of that of the axes.
     """
     lowest, highest = (math.log10(bound) for bound in axes.get_ylim())
     least = height * (highest - lowest)
@@ -232,11 +227,6 @@ def label_column(axes: Axes, marks: Sequence[Label], column: float, height: floa
         low, high = lowest + (i + 0.5) * least, highest - (len(marks) - i - 0.5) * least
         y = 10.0 ** min(max(wanted, low), high)
         axes.plot([mark.x, column], [mark.y, y], color=mark.colour, linewidth=0.5, alpha=0.7, zorder=1)
-        font: dict[str, Any] = {
-            "color": mark.colour,
-            "fontsize": mark.size,
-            "fontweight": "bold" if mark.bold else "normal",
-        }
-        where: dict[str, Any] = {"textcoords": "offset points", "verticalalignment": "center"}
-        # A name may have a $.
-        axes.annotate(mark.text, (column, y), (3, 0), parse_math=False, **font, **where)
+        font = {"color": mark.colour, "fontsize": mark.size, "fontweight": "bold" if mark.bold else "normal"}
+        where: dict[str, Any] = {**font, "textcoords": "offset points", "verticalalignment": "center"}
+        axes.annotate(mark.text, (column, y), (3, 0), parse_math=False, **where)  # a name may have a $

@@ -42,12 +42,7 @@ def new_table(
 ) -> Table:
     """Makes a table without rows, of columns that are aligned at the left and then of some aligned at the right.
 
-    Args:
-        title: above it.
-        left: headings of the first columns.
-        right: headings of the others.
-        no_wrap: whether each entry stays on one line.
-        **how: further keywords of `rich.table.Table`.
+    With `no_wrap` each entry stays on one line; further keywords are those of `rich.table.Table`.
     """
     table = Table(title=title, box=box.SIMPLE_HEAD, **how)  # pyright: ignore[reportArgumentType]
     for heading in left:

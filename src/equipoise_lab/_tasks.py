@@ -59,35 +59,24 @@ def run_parts(parts: Mapping[str, Part], ledger: Ledger, workers: int, advance: 
         else:
             advance(part.steps)
             yield name, found
-    for name, result in run_tasks(missing, workers, advance):
+    for name, result in _run_tasks(missing, workers, advance):
         ledger.save(name, parts[name].recipe, parts[name].write(result))
         yield name, result
 
 
-def run_tasks(tasks: Mapping[str, Task], workers: int, advance: Progress) -> Iterator[tuple[str, Any]]:
-    """Calls functions on several processes, with one thread each.
-
-    Args:
-        tasks: the calls by name, in the order in which to start them.
-        workers: processes; 0 stays in this one.
-        advance: called with what the functions hand to their argument `progress`.
-
-    Yields:
-        Name and result, as they end.
-    """
-    if workers == 0:
+def _run_tasks(tasks: Mapping[str, Task], workers: int, advance: Progress) -> Iterator[tuple[str, Any]]:
+    """Yields names and results as they end; `advance` gets what tasks hand to their argument `progress`."""
+    processes = min(workers, len(tasks))
+    if processes == 0:
         for name, (function, *arguments) in tasks.items():
             with num_threads(1):
                 result = function(*arguments, progress=advance)
             yield name, result
         return
-    if not tasks:
-        return
     context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads in an unknown state
     steps = context.Queue()
-    with ProcessPoolExecutor(
-        min(workers, len(tasks)), mp_context=context, initializer=_start_worker, initargs=(steps,)
-    ) as pool:
+    how: dict[str, Any] = {"mp_context": context, "initializer": _start_worker, "initargs": (steps,)}
+    with ProcessPoolExecutor(processes, **how) as pool:
         waiting = {pool.submit(_call, *task): name for name, task in tasks.items()}
         try:
             while waiting:

@@ -2,13 +2,9 @@
 """`equipoise compare`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 _LOG_WIDTH = 130
 
@@ -54,63 +50,37 @@ def compare(
     Writes `compare.json`, `compare.svg` and `compare.png` (`compare-lm.*`). When it is interrupted, the same command
     goes on from what is done; after it has ended, it starts anew.
     """
+    from dataclasses import replace
+    from functools import partial
+
     import torch
 
-    from equipoise_lab.cli._progress import count_workers, make_console, print_paths
+    from equipoise._core import check_one_of
+    from equipoise_lab.cli._progress import count_workers, make_console, print_paths, run_experiment
+    from equipoise_lab.compare import TASKS, Comparison, compare, lm, load_task, quick_comparison
 
-    given = {"seeds": seeds, "first_seed": first_seed, "steps": steps}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     names = None if contenders is None else tuple(contenders.split(","))
     of_models = {"vocabulary": vocabulary, "contenders": names, "settings": settings}
-    changes |= _of_models(task, {name: value for name, value in of_models.items() if value is not None})
+    for name, value in of_models.items():
+        if task != "lm" and value is not None:
+            raise ValueError(f"{name} must come with 'lm', got {value} with {task!r}: leave it out")
+    given = {"seeds": seeds, "first_seed": first_seed, "steps": steps, "vocabulary": vocabulary, "contenders": names}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     processes, console = count_workers(workers), make_console(_LOG_WIDTH)
     if quick:
         # In small it takes less time than processes to start. Tensors of this size gain nothing from more threads.
         processes = 0
         torch.set_num_threads(1)
-    found, tables = (_compare_models if task == "lm" else _compare_task)(task, out, quick, changes, processes, console)
-    for table in tables:
+    if task == "lm":
+        recipe = replace(lm.quick_language_models() if quick else lm.LanguageModels(), **changes)
+        tuned = None if settings is None else lm.read_tuned(settings, recipe)
+        run, total = partial(lm.compare_models, tuned=tuned), recipe.total_steps(tuned=tuned is not None)
+    else:
+        check_one_of("task", task, (*TASKS, "lm"))
+        recipe = replace(quick_comparison() if quick else Comparison(), task=task, **changes)
+        load_task(task)  # says what is missing before a folder is made
+        run, total = compare, len(recipe.runs()) * recipe.steps
+    found = run_experiment(console, "compare", run, recipe, out, total, workers=processes)
+    for table in found.tables:
         console.print(table)
     print_paths(console, found.paths)
-
-
-def _of_models(task: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Requires the language model for options that it alone has."""
-    for name, value in given.items():
-        if task != "lm":
-            raise ValueError(f"{name} must come with 'lm', got {value} with {task!r}: leave it out")
-    return given
-
-
-def _compare_task(
-    task: str, out: Path, quick: bool, changes: dict[str, Any], workers: int, console: "Console"
-) -> "tuple[Any, list[Table]]":
-    from dataclasses import replace
-
-    from equipoise._core import check_one_of
-    from equipoise_lab.cli._progress import run_experiment
-    from equipoise_lab.compare import TASKS, Comparison, compare, load_task, quick_comparison, result_tables
-
-    check_one_of("task", task, (*TASKS, "lm"))
-    recipe = replace(quick_comparison() if quick else Comparison(), task=task, **changes)
-    load_task(task)  # says what is missing before a folder is made
-    total = len(recipe.runs()) * recipe.steps
-    found = run_experiment(console, "compare", compare, recipe, out, total, workers=workers)
-    return found, result_tables(recipe, found.outcomes, found.differences)
-
-
-def _compare_models(
-    task: str, out: Path, quick: bool, changes: dict[str, Any], workers: int, console: "Console"
-) -> "tuple[Any, list[Table]]":
-    from dataclasses import replace
-
-    from equipoise_lab.cli._progress import run_experiment
-    from equipoise_lab.compare.lm import LanguageModels, compare_models, model_tables, quick_language_models, read_tuned
-
-    del task
-    settings = changes.pop("settings", None)
-    recipe = replace(quick_language_models() if quick else LanguageModels(), **changes)
-    tuned = None if settings is None else read_tuned(settings, recipe)
-    total = recipe.total_steps(tuned=tuned is not None)
-    found = run_experiment(console, "compare", compare_models, recipe, out, total, tuned=tuned, workers=workers)
-    return found, model_tables(recipe, found.outcomes, found.differences, found.goals)

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -45,10 +44,7 @@ def print_paths(console: Console, paths: Iterable[Path]) -> None:
 class ProgressBar:
     """Counts steps, wherever they are done: a bar with the time left on a terminal, lines in a log.
 
-    Args:
-        console: where progress is shown.
-        total: steps in all.
-        unit: what they are called, in a line of the log for every tenth of the way; None: no such lines.
+    `unit` is what steps are called in a line of the log for every tenth of the way; None: no such lines.
     """
 
     def __init__(self, console: Console, total: int, *, unit: str | None = None) -> None:
@@ -64,9 +60,7 @@ class ProgressBar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         """Removes the bar."""
         self._progress.stop()
 
@@ -110,8 +104,9 @@ def run_experiment(
     console: Console, name: str, run: Callable[..., T], recipe: Any, out: Path, total: int, **options: Any
 ) -> T:
     """Runs an experiment of so many training steps for the command of a name, with a bar."""
-
-    def call(bar: ProgressBar) -> T:
-        return run(recipe, out, command=typed_command(name), say=bar.say, advance=bar.advance, **options)
-
-    return run_with_bar(console, total, out, call)
+    return run_with_bar(
+        console,
+        total,
+        out,
+        lambda bar: run(recipe, out, command=typed_command(name), say=bar.say, advance=bar.advance, **options),
+    )

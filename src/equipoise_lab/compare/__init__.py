@@ -6,7 +6,6 @@ from equipoise_lab.compare._recipe import CONTENDERS as CONTENDERS
 from equipoise_lab.compare._recipe import Comparison as Comparison
 from equipoise_lab.compare._recipe import Run as Run
 from equipoise_lab.compare._recipe import quick_comparison as quick_comparison
-from equipoise_lab.compare._report import result_tables as result_tables
 from equipoise_lab.compare._task import TASKS as TASKS
 from equipoise_lab.compare._task import Split as Split
 from equipoise_lab.compare._task import Task as Task

@@ -4,7 +4,7 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,12 @@ import torch
 
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
-from equipoise_lab._tasks import Part, ignore, run_parts
-from equipoise_lab.compare._protocol import CONFIDENCE
-from equipoise_lab.compare._recipe import CONTENDERS, EVALUATIONS, Comparison, Run
-from equipoise_lab.compare._report import NAME, Difference, Outcome, differences, save_figure, summarise
+from equipoise_lab._tasks import Part, Progress, ignore, run_parts
+from equipoise_lab.compare._protocol import CONFIDENCE, Compared
+from equipoise_lab.compare._recipe import CONTENDERS, Comparison, Run
+from equipoise_lab.compare._report import NAME, differences, result_tables, save_figure, summarise
 from equipoise_lab.compare._task import Task, load_task
 from equipoise_lab.compare._train import Trained, measured_at, train
-
-# The slowest first, so that no process is left with a long task at the end.
-_SLOW = ("gm", "skip")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
-    """What the command found."""
-
-    outcomes: list[Outcome]  # each contender in both evaluations
-    differences: list[Difference]  # ours against the others
-    paths: list[Path]  # the files that were written
 
 
 def compare(
@@ -40,7 +28,7 @@ def compare(
     command: str,
     workers: int = 2,
     say: Callable[[str], object] = print,
-    advance: Callable[[int], object] = ignore,
+    advance: Progress = ignore,
 ) -> Compared:
     """Trains all runs, chooses settings on the validation split, and reports those on the test split.
 
@@ -56,10 +44,10 @@ def compare(
         What was found, and where it is.
     """
     began = time.perf_counter()
-    task = load_task(recipe.task)
+    task = _task(recipe.task)
     if recipe.batch_size > len(task.train):
         raise ValueError(
-            f"batch_size must be at most the {len(task.train)} rows for training of task {task.name!r}, "
+            f"batch_size must be at most the {len(task.train)} rows for training of task {recipe.task!r}, "
             f"got {recipe.batch_size}"
         )
     path = out / f"{NAME}.json"
@@ -74,7 +62,7 @@ def compare(
         "command": command,
         "seconds": round(time.perf_counter() - began, 1),
         "environment": environment(),
-        "recipe": recipe.describe(),
+        "recipe": asdict(recipe),
         "rows": {"train": len(task.train), "validation": len(task.validation), "test": len(task.test)},
         "contenders": {name: CONTENDERS[name].doc for name in recipe.contenders},
         "outcomes": [{**asdict(o), "mean": o.mean, "spread": o.spread} for o in outcomes],
@@ -82,33 +70,32 @@ def compare(
         "differences": [{**asdict(d), "better": d.better} for d in found],
         # What the choice was made on.
         "validation": [
-            {**m.run.describe(), **dict(zip(EVALUATIONS, m.validation[-1].tolist(), strict=True))} for m in trained
+            m.run.describe() | dict(zip(recipe.evaluations(), m.validation[-1].tolist(), strict=True)) for m in trained
         ],
     }
     write_whole(path, json.dumps(content, indent=1) + "\n")
-    return Compared(outcomes=outcomes, differences=found, paths=[path, *pictures])
+    return Compared(outcomes=outcomes, tables=result_tables(recipe, outcomes, found), paths=[path, *pictures])
 
 
-def run_all(
-    recipe: Comparison, out: Path, *, workers: int, progress: Callable[[int], object] = ignore
-) -> list[Trained]:
+def run_all(recipe: Comparison, out: Path, *, workers: int, progress: Progress = ignore) -> list[Trained]:
     """Trains every run of a recipe that `out` does not hold yet; returns all, in the order of the recipe."""
     runs = {run.name: run for run in recipe.runs()}
     parts = {
         name: Part(
-            task=(_train_run, runs[name], recipe),
+            task=(_train_run, run, recipe),
             steps=recipe.steps,
-            recipe=depends_on(runs[name], recipe),
+            recipe=depends_on(run, recipe),
             write=_write,
-            read=partial(_read, runs[name], recipe),
+            read=partial(_read, run, recipe),
         )
-        for name in sorted(runs, key=_slowness)
+        # The slowest first, so that no process is left with a long task at the end.
+        for name, run in sorted(runs.items(), key=lambda item: ("gm" not in item[0], "skip" not in item[0]))
     }
     done = dict(run_parts(parts, Ledger(out / "runs"), workers, progress))
     return [done[name] for name in runs]
 
 
-def _train_run(run: Run, recipe: Comparison, *, progress: Callable[[int], object]) -> Trained:
+def _train_run(run: Run, recipe: Comparison, *, progress: Progress) -> Trained:
     return train(run, recipe, _task(recipe.task), progress=progress)
 
 
@@ -121,7 +108,7 @@ def _task(name: str) -> Task:
 def depends_on(run: Run, recipe: Comparison) -> dict[str, Any]:
     """Lists what the model of a run depends on: not which other runs there are."""
     others = ("contenders", "seeds", "first_seed", "learning_rates")
-    described = {name: value for name, value in recipe.describe().items() if name not in others}
+    described = {name: value for name, value in asdict(recipe).items() if name not in others}
     return {"comparison": described, "run": run.describe()}
 
 
@@ -133,7 +120,3 @@ def _write(trained: Trained) -> dict[str, Any]:
 def _read(run: Run, recipe: Comparison, content: Any) -> Trained:
     parameters = {name: torch.tensor(x) for name, x in content["parameters"].items()}
     return Trained(run, parameters, measured_at(recipe.steps), torch.tensor(content["validation"]))
-
-
-def _slowness(name: str) -> int:
-    return next((i for i, part in enumerate(_SLOW) if part in name), len(_SLOW))

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -57,6 +58,15 @@ class PairedDifference:
     def interval(self) -> str:
         """The interval in words."""
         return f"{self.low:+.3f} to {self.high:+.3f}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """What a comparison found."""
+
+    outcomes: Sequence[SeedLosses]  # of the contenders
+    tables: list[Table]  # what to show on a terminal
+    paths: list[Path]  # the files that were written
 
 
 def paired(ours: Sequence[float], other: Sequence[float]) -> dict[str, float]:

@@ -8,7 +8,7 @@ balance. To add a contender, add a row.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from equipoise._core import check_at_least, check_one_of, check_positive, check_
 from equipoise_lab.compare._task import TASKS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
     """What is tuned on the validation split; the last three are options of `equipoise.nn.MoE`."""
 
@@ -107,11 +107,7 @@ CONTENDERS: MappingProxyType[str, Contender] = MappingProxyType({row.name: row f
 """The contenders by name: those to beat, the paper's, ours, and what sampling could reach at best."""
 
 
-EVALUATIONS = ("unlimited", "limited")
-"""Without a capacity, and within the recipe's `eval_capacity_factor`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """One training run."""
 
@@ -150,7 +146,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         """Refuses what cannot be run, before anything is."""
-        check_one_of("task", self.task, tuple(TASKS))
+        check_one_of("task", self.task, TASKS)
         for name in self.contenders:
             check_one_of("contenders", name, tuple(CONTENDERS))
         for name in ("steps", "batch_size", "num_experts", "hidden_dim"):
@@ -171,13 +167,9 @@ class Comparison:
             for setting, seed in itertools.product(CONTENDERS[name].settings(self.learning_rates), seeds)
         ]
 
-    def evaluations(self) -> tuple[float | None, ...]:
-        """Lists the capacity factors of `EVALUATIONS`; None: no limit."""
-        return (None, self.eval_capacity_factor)
-
-    def describe(self) -> dict[str, Any]:
-        """Lists the fields and their values, as JSON knows them."""
-        return {f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v for f in fields(self)}
+    def evaluations(self) -> dict[str, float | None]:
+        """Names the evaluations, with their capacity factors; None: no limit."""
+        return {"unlimited": None, "limited": self.eval_capacity_factor}
 
 
 def quick_comparison() -> Comparison:

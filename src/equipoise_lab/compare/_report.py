@@ -4,6 +4,7 @@
 The test split is read here for the first time, for the chosen settings alone.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from rich.table import Table
 
@@ -25,9 +26,9 @@ from equipoise_lab.compare._protocol import (
     paired,
     set_lines,
 )
-from equipoise_lab.compare._recipe import CONTENDERS, EVALUATIONS, Comparison, Setting
+from equipoise_lab.compare._recipe import CONTENDERS, Comparison
 from equipoise_lab.compare._task import Task
-from equipoise_lab.compare._train import Trained, build_layer, evaluate
+from equipoise_lab.compare._train import Evaluation, Trained, build_layer, evaluate
 
 NAME = "compare"
 _FIELDS = {"balance_loss": "balance loss", "marginal_entropy": "bonus", "capacity_factor": "capacity"}
@@ -46,7 +47,7 @@ _TICKS = (0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
 class Outcome(SeedLosses):
     """A contender in one of the two evaluations, at the setting that did best there on the validation split."""
 
-    evaluation: str  # one of `EVALUATIONS`
+    evaluation: str  # one of `Comparison.evaluations`
     validation: float  # the mean loss there, that of the other settings being no smaller
     accuracy: tuple[float, ...]  # on the test split, one for each seed
     dropped: tuple[float, ...]  # the fraction of the test split that no expert processed, one for each seed
@@ -54,7 +55,7 @@ class Outcome(SeedLosses):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference(PairedDifference):
-    """The test loss of one of ours minus that of another contender, in one of `EVALUATIONS`."""
+    """The test loss of one of ours minus that of another contender, in one of the evaluations."""
 
     evaluation: str
 
@@ -65,16 +66,33 @@ def summarise(recipe: Comparison, trained: Sequence[Trained], task: Task) -> lis
     Returns:
         Contenders in the order of the recipe, each in both evaluations.
     """
-    by_setting: dict[str, dict[Setting, list[Trained]]] = {}
-    for model in sorted(trained, key=lambda model: model.run.seed):
-        by_setting.setdefault(model.run.contender, {}).setdefault(model.run.setting, []).append(model)
     found: list[Outcome] = []
     for name in recipe.contenders:
-        settings = [models for _, models in sorted(by_setting[name].items())]
-        for index in range(len(EVALUATIONS)):
-            chosen = min(settings, key=lambda models: mean_validation(models, index))
-            found.append(_outcome(recipe, task, chosen, index))
+        settings = CONTENDERS[name].settings(recipe.learning_rates)
+        own = [model for model in trained if model.run.contender == name]
+        tried = [[model for model in own if model.run.setting == setting] for setting in settings]
+        for index, (evaluation, factor) in enumerate(recipe.evaluations().items()):
+            chosen = min(tried, key=lambda models: mean_validation(models, index))
+            tests = [_test(model, recipe, task, factor) for model in chosen]
+            curve = torch.stack([model.validation[:, index] for model in chosen]).mean(0).tolist()
+            outcome = Outcome(
+                contender=name,
+                setting=chosen[0].run.setting,
+                loss=tuple(test.loss for test in tests),
+                curve=tuple(zip(chosen[0].steps, curve, strict=True)),
+                evaluation=evaluation,
+                validation=mean_validation(chosen, index),
+                accuracy=tuple(test.accuracy for test in tests),
+                dropped=tuple(test.dropped for test in tests),
+            )
+            found.append(outcome)
     return found
+
+
+def _test(model: Trained, recipe: Comparison, task: Task, factor: float | None) -> Evaluation:
+    layer = build_layer(model.run, recipe, task)
+    layer.load_state_dict(model.parameters, strict=False)  # what a layer keeps besides is of no use in evaluation
+    return evaluate(layer, task.test, task, factor)
 
 
 def mean_validation(models: Sequence[Trained], evaluation: int) -> float:
@@ -83,33 +101,12 @@ def mean_validation(models: Sequence[Trained], evaluation: int) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def _outcome(recipe: Comparison, task: Task, models: Sequence[Trained], index: int) -> Outcome:
-    layers = [build_layer(model.run, recipe, task) for model in models]
-    for layer, model in zip(layers, models, strict=True):
-        layer.load_state_dict(model.parameters, strict=False)  # what a layer keeps besides is of no use in evaluation
-    tests = [evaluate(layer, task.test, task, recipe.evaluations()[index]) for layer in layers]
-    curve = torch.stack([model.validation[:, index] for model in models]).mean(0).tolist()
-    return Outcome(
-        contender=models[0].run.contender,
-        evaluation=EVALUATIONS[index],
-        setting=models[0].run.setting,
-        validation=mean_validation(models, index),
-        curve=tuple(zip(models[0].steps, curve, strict=True)),
-        loss=tuple(test.loss for test in tests),
-        accuracy=tuple(test.accuracy for test in tests),
-        dropped=tuple(test.dropped for test in tests),
-    )
-
-
 def differences(outcomes: Sequence[Outcome]) -> list[Difference]:
     """Compares each of ours with every contender that is not, seed by seed, in both evaluations."""
-    ours = [outcome for outcome in outcomes if CONTENDERS[outcome.contender].ours]
-    others = [outcome for outcome in outcomes if not CONTENDERS[outcome.contender].ours]
     return [
         Difference(ours=a.contender, other=b.contender, evaluation=a.evaluation, **paired(a.loss, b.loss))
-        for a in ours
-        for b in others
-        if a.evaluation == b.evaluation
+        for a, b in itertools.product(outcomes, outcomes)
+        if CONTENDERS[a.contender].ours and not CONTENDERS[b.contender].ours and a.evaluation == b.evaluation
     ]
 
 
@@ -123,55 +120,43 @@ def result_tables(recipe: Comparison, outcomes: Sequence[Outcome], found: Sequen
     for o in outcomes:
         label, numbers = CONTENDERS[o.contender].label, (f"{o.mean:.3f}", f"{o.spread:.3f}")
         shares = [f"{statistics.fmean(values):.1%}" for values in (o.accuracy, o.dropped)]
-        losses.add_row(label, where[o.evaluation], *numbers, *shares, describe_setting(o))
+        own = CONTENDERS[o.contender].own[0]
+        setting = f"rate {o.setting.learning_rate:g}, {_FIELDS[own]} {getattr(o.setting, own):g}"
+        losses.add_row(label, where[o.evaluation], *numbers, *shares, setting)
     rows = [(CONTENDERS[d.ours].label, CONTENDERS[d.other].label, where[d.evaluation], d) for d in found]
     return [losses, difference_table(rows, condition="evaluated with")]
 
 
-def describe_setting(outcome: Outcome) -> str:
-    """Says which of a contender's settings was chosen, for example "rate 0.01, bonus 0.5"."""
-    name, setting = CONTENDERS[outcome.contender].own[0], outcome.setting
-    return f"rate {setting.learning_rate:g}, {_FIELDS[name]} {getattr(setting, name):g}"
-
-
 def save_figure(recipe: Comparison, outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
-    """Draws two rows, one for each evaluation: the validation loss over steps, and the test loss of every seed."""
+    """Draws two rows, one for each evaluation: the validation loss over steps, and the test loss of every seed.
+
+    On the right each contender has a line, the first on top, with its mean and spread behind its name.
+    """
     where = {"unlimited": "without a capacity", "limited": f"with capacity {recipe.eval_capacity_factor:g}"}
     with style():
         figure = new_figure(9.6, 6.6)
-        for part, evaluation in zip(stack(figure, *(1.0 for _ in EVALUATIONS)), EVALUATIONS, strict=True):
-            own = [outcome for outcome in outcomes if outcome.evaluation == evaluation]
+        for part, (evaluation, words) in zip(stack(figure, 1.0, 1.0), where.items(), strict=True):
             courses, ends = row(part, 2, width_ratios=(1.0, 1.15))
-            _draw_courses(courses, own)
-            _draw_ends(ends, own)
-            courses.set_title(f"validation loss, evaluated {where[evaluation]}; marks as on the right")
+            own = [outcome for outcome in outcomes if outcome.evaluation == evaluation]
+            for outcome in own:
+                steps, losses = zip(*outcome.curve, strict=True)
+                courses.plot(steps, losses, **_LOOKS[outcome.contender].dotted(max(len(steps) // 5, 1)))
+            for place, outcome in enumerate(own[::-1]):
+                draw_seeds(ends, place, outcome, _LOOKS[outcome.contender], 5.0)
+            set_lines(ends, [f"{CONTENDERS[o.contender].label}\n{o.mean:.3f} (sd {o.spread:.3f})" for o in own[::-1]])
+            courses.set(xlabel="step", ylabel="cross-entropy", yscale="log")
+            ends.set(xlabel="cross-entropy", xscale="log")
+            _plain_ticks(courses.yaxis, [loss for outcome in own for _, loss in outcome.curve])
+            _plain_ticks(ends.xaxis, [loss for outcome in own for loss in outcome.loss])
+            add_grid(courses)
+            add_grid(ends, "x")
+            courses.set_title(f"validation loss, evaluated {words}; marks as on the right")
             ends.set_title("test loss at the end; a mark for each seed, a line at their mean")
         return save(figure, folder, NAME)
 
 
-def _draw_courses(axes: Axes, outcomes: Sequence[Outcome]) -> None:
-    for outcome in outcomes:
-        steps, losses = zip(*outcome.curve, strict=True)
-        axes.plot(steps, losses, **_LOOKS[outcome.contender].dotted(max(len(steps) // 5, 1)))
-    axes.set(xlabel="step", ylabel="cross-entropy", yscale="log")
-    _plain_ticks(axes, "y", [loss for outcome in outcomes for _, loss in outcome.curve])
-    add_grid(axes)
-
-
-def _draw_ends(axes: Axes, outcomes: Sequence[Outcome]) -> None:
-    """One line for each contender, the first on top, its mean and spread behind its name."""
-    ranked = list(reversed(outcomes))
-    for place, outcome in enumerate(ranked):
-        draw_seeds(axes, place, outcome, _LOOKS[outcome.contender], 5.0)
-    set_lines(axes, [f"{CONTENDERS[o.contender].label}\n{o.mean:.3f} (sd {o.spread:.3f})" for o in ranked])
-    axes.set(xscale="log", xlabel="cross-entropy")
-    _plain_ticks(axes, "x", [loss for outcome in outcomes for loss in outcome.loss])
-    add_grid(axes, "x")
-
-
-def _plain_ticks(axes: Axes, which: str, values: Sequence[float]) -> None:
+def _plain_ticks(axis: Axis, values: Sequence[float]) -> None:
     """Writes numbers in place of powers of ten, those within reach of the values."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
     least, most = 0.8 * min(values), 1.25 * max(values)
     axis.set_ticks([tick for tick in _TICKS if least <= tick <= most])
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))

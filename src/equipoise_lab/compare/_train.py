@@ -7,8 +7,8 @@ output, and so the loss log C.
 Legend: n rows, d features, k experts, h hidden units of an expert, C classes.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from equipoise.estimators import STRATEGIES, EMABaseline, RegressionCritic, marginal_entropy_loss
 from equipoise.nn import Grouped, MoE, Surrogate, capture
 from equipoise.ops import log_softmax
+from equipoise_lab._tasks import Progress, ignore
 from equipoise_lab.compare._recipe import CONTENDERS, Comparison, Run
 from equipoise_lab.compare._task import Split, Task
 
@@ -37,7 +38,7 @@ class Trained:
     run: Run  # which one
     parameters: dict[str, Tensor]  # of the layer, by name
     steps: tuple[int, ...]  # where the validation loss was measured; the last is the end
-    validation: Float[Tensor, "points 2"]  # that loss, for each of `EVALUATIONS`
+    validation: Float[Tensor, "points 2"]  # that loss, in each of the evaluations
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Evaluation:
     dropped: float  # the fraction of rows that no expert processed
 
 
-def train(run: Run, recipe: Comparison, task: Task, *, progress: Callable[[int], object] | None = None) -> Trained:
+def train(run: Run, recipe: Comparison, task: Task, *, progress: Progress = ignore) -> Trained:
     """Trains one run; the test split is not touched.
 
     A run is a pure function of the recipe, its setting and its seed. Runs of a seed see the same rows in the same
@@ -63,10 +64,9 @@ def train(run: Run, recipe: Comparison, task: Task, *, progress: Callable[[int],
         learner.loss(task.train.x[rows], task.train.y[rows]).backward()
         optimizer.step()
         if step in points:
-            factors = recipe.evaluations()
+            factors = recipe.evaluations().values()
             curve.append([evaluate(learner.layer, task.validation, task, factor).loss for factor in factors])
-            if progress is not None:
-                progress(step - measured)
+            progress(step - measured)
             measured = step
     parameters = {name: x.detach().clone() for name, x in learner.layer.named_parameters()}
     return Trained(run, parameters, points, torch.tensor(curve))
@@ -90,12 +90,11 @@ class _Learner:
             return self._expected(x, y)
         with capture(self.layer) as routings:
             losses = row_losses(self.layer(x, generator=self.noise), y, self.task)
-        routing = routings[0]
         if self.learns == "surrogate":
             return self.surrogate(losses, routings)
         # b_i = sum_j p_ij c_yj, with c_yj what past batches say of the loss of label y at expert j. Labels differ more
         # than experts do, and a constant leaves that in the score-function term. In training the label is known.
-        label = F.one_hot(y, self.task.num_classes)[:, :-1].float()
+        routing, label = routings[0], F.one_hot(y, self.task.num_classes)[:, :-1].float()
         baseline = (routing.log_p.detach().exp() * self.critic(label)).sum(-1)
         loss = self.surrogate(losses, routings, baseline=baseline)
         assert routing.sample is not None  # contenders with this baseline sample
@@ -115,11 +114,8 @@ class _Learner:
 def evaluate(layer: MoE, split: Split, task: Task, capacity_factor: float | None) -> Evaluation:
     """Sends each row of a split, as one batch, to its most probable expert, as `MoE` does in evaluation.
 
-    Args:
-        layer: the model; in training mode afterwards.
-        split: the rows.
-        task: that they belong to.
-        capacity_factor: of the experts; None: no limit. Beyond it rows are dropped, the last of the split first.
+    Beyond the capacity rows are dropped, the last of the split first; None: no limit. The layer is in training mode
+    afterwards.
     """
     layer.eval()
     layer.router.eval_capacity_factor = capacity_factor
@@ -134,21 +130,13 @@ def evaluate(layer: MoE, split: Split, task: Task, capacity_factor: float | None
 
 def build_layer(run: Run, recipe: Comparison, task: Task) -> MoE:
     """Builds the layer of a run, untrained; runs of a seed start from the same parameters."""
-    setting, router = run.setting, CONTENDERS[run.contender].router
-    # The experts' output is the prediction, which a gate would scale.
-    scored: dict[str, Any] = {"loss": "reinforce"} if router in STRATEGIES else {}
+    options: dict[str, Any] = {**asdict(run.setting), "router": CONTENDERS[run.contender].router}
+    del options["learning_rate"]
+    if options["router"] in STRATEGIES:
+        options["loss"] = "reinforce"  # the experts' output is the prediction, which a gate would scale
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
-        return MoE(
-            task.dim,
-            recipe.num_experts,
-            hidden_dim=recipe.hidden_dim,
-            router=router,
-            capacity_factor=setting.capacity_factor,
-            balance_loss=setting.balance_loss,
-            marginal_entropy=setting.marginal_entropy,
-            **scored,
-        )
+        return MoE(task.dim, recipe.num_experts, hidden_dim=recipe.hidden_dim, **options)
 
 
 def row_losses(outputs: Float[Tensor, "n d"], y: Int[Tensor, "n"], task: Task) -> Float[Tensor, "n"]:

@@ -4,5 +4,3 @@
 from equipoise_lab.demo._page import Part as Part
 from equipoise_lab.demo._page import write_page as write_page
 from equipoise_lab.demo._parts import PARTS as PARTS
-
-__all__ = ["PARTS", "Part", "write_page"]

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of the tour that trains: eight experts learn a picture that is too much for one of them."""
 
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
@@ -18,9 +21,9 @@ _AVERAGED = 20
 class Window:
     """A picture like stained glass: eight panes of equal area, each with a colour that changes across it."""
 
-    def __init__(self, seed: int = 5) -> None:
+    def __init__(self) -> None:
         """Draws the panes; the exact assignment makes them equally large."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(5)
         self._centres = torch.rand(_PANES, 2, generator=generator) * 2 - 1
         points = torch.rand(128, 2, generator=generator) * 2 - 1
         for _ in range(20):
@@ -42,49 +45,29 @@ def with_one(points: Float[Tensor, "n 2"]) -> Float[Tensor, "n 3"]:
     return torch.cat([2.0 * points, torch.ones(len(points), 1)], -1)
 
 
-def train_mixture(window: Window, steps: int) -> tuple[eq.nn.MoE, list[float], list[list[int]]]:
-    """Trains eight experts and their router together; every expert has its share of every batch."""
-    moe = eq.nn.MoE(
-        3,
-        _PANES,
-        hidden_dim=_HIDDEN,
-        router="gm-iw-mix",
-        capacity_factor=1.0,
-        eps=0.05,
-        loss="gated-reinforce",
-        marginal_entropy=0.01,
-    )
-    surrogate = eq.nn.Surrogate()
-    optimizer = torch.optim.Adam(eq.nn.parameter_groups(moe, lr=0.03, router_lr_scale=3.0))
+def train(
+    network: torch.nn.Module, optimizer: torch.optim.Optimizer, window: Window, steps: int
+) -> tuple[list[float], list[list[int]]]:
+    """Trains a network, or a mixture and its router together.
+
+    Returns:
+        The mean squared error of every batch, and how many points of it each expert had, where there are experts.
+    """
+    routed, surrogate = isinstance(network, eq.nn.MoE), eq.nn.Surrogate()
     errors: list[float] = []
     loads: list[list[int]] = []
     for _ in range(steps):
         points = torch.rand(_ROWS, 2) * 2 - 1
-        with eq.nn.capture(moe, optimizer) as routings:
-            losses = (moe(with_one(points)) - window(points)).square().mean(-1)
-        loss = surrogate(losses, routings)
+        with eq.nn.capture(network, optimizer) if routed else nullcontext(()) as routings:
+            losses = (network(with_one(points)) - window(points)).square()
+        losses = losses.mean(-1) if routed else losses  # a surrogate takes one for each point
+        loss = surrogate(losses, routings) if routed else losses.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         errors.append(losses.mean().item())
-        loads.append(routings[0].stats.load.tolist())
-    return moe.eval(), errors, loads
-
-
-def train_one(window: Window, steps: int, hidden: int = _HIDDEN) -> tuple[torch.nn.Module, list[float]]:
-    """Trains a single network in the same way."""
-    layers = torch.nn.Linear(3, hidden), torch.nn.GELU(), torch.nn.Linear(hidden, 3)
-    network = torch.nn.Sequential(*layers)
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.03)
-    errors: list[float] = []
-    for _ in range(steps):
-        points = torch.rand(_ROWS, 2) * 2 - 1
-        loss = (network(with_one(points)) - window(points)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        errors.append(loss.item())
-    return network.eval(), errors
+        loads += [routing.stats.load.tolist() for routing in routings]
+    return errors, loads
 
 
 @torch.no_grad()
@@ -95,13 +78,21 @@ def show_training(steps: int = 800) -> Part:
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
         window = Window()
-        one, one_errors = train_one(window, steps)
-        moe, errors, loads = train_mixture(window, steps)
+        one = torch.nn.Sequential(torch.nn.Linear(3, _HIDDEN), torch.nn.GELU(), torch.nn.Linear(_HIDDEN, 3))
+        one_errors, _ = train(one, torch.optim.Adam(one.parameters(), lr=0.03), window, steps)
+        how: dict[str, Any] = {"router": "gm-iw-mix", "capacity_factor": 1.0, "loss": "gated-reinforce", "eps": 0.05}
+        moe = eq.nn.MoE(3, _PANES, hidden_dim=_HIDDEN, marginal_entropy=0.01, **how)
+        groups = eq.nn.parameter_groups(moe, lr=0.03, router_lr_scale=3.0)
+        errors, loads = train(moe, torch.optim.Adam(groups), window, steps)
     target = window(grid)
-    pictures = {"the picture": target, "one expert": one(with_one(grid)), "eight experts": moe(with_one(grid))}
-    wrong = {name: (drawn - target).square().mean().item() for name, drawn in pictures.items()}
+    pictures = {"the picture": target}
+    wrong: dict[str, float] = {}
+    for name, network in {"one expert": one, "eight experts": moe.eval()}.items():
+        drawn = network(with_one(grid))
+        wrong[name] = (drawn - target).square().mean().item()
+        pictures[f"{name}: error {wrong[name]:.3f}"] = drawn
     experts = moe.router(with_one(grid)).indices.squeeze(-1)
-    figure = _draw(pictures, wrong, experts, {"one expert": one_errors, "eight experts": errors})
+    figure = _draw(pictures, experts, {"one expert": one_errors, "eight experts": errors})
     even = all(load == loads[0] for load in loads)
     return Part(
         title="Train a mixture of experts",
@@ -123,20 +114,15 @@ def show_training(steps: int = 800) -> Part:
     )
 
 
-def _draw(
-    pictures: dict[str, Float[Tensor, "n 3"]],
-    wrong: dict[str, float],
-    experts: Int[Tensor, "n"],
-    curves: dict[str, list[float]],
-) -> Figure:
-    """Draws the pictures in a row, and the errors below."""
+def _draw(pictures: dict[str, Tensor], experts: Int[Tensor, "n"], curves: dict[str, list[float]]) -> Figure:
+    """Draws the pictures, named by their titles, in a row, and the errors below."""
     with style():
         figure = new_figure(7.0, 4.3)
         above, below = stack(figure, 1.0, 1.05)
         *places, last = row(above, 4)
-        for axes, (name, drawn) in zip(places, pictures.items(), strict=True):
+        for axes, (title, drawn) in zip(places, pictures.items(), strict=True):
             axes.imshow((drawn.reshape(_SIDE, _SIDE, 3) / 2 + 0.5).clamp(0, 1).numpy())
-            axes.set_title(name if drawn is pictures["the picture"] else f"{name}: error {wrong[name]:.3f}")
+            axes.set_title(title)
         last.imshow(experts.reshape(_SIDE, _SIDE).numpy(), cmap="cividis", interpolation="nearest")
         last.set_title("expert of each point")
         for axes in (*places, last):

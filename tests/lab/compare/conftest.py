@@ -13,7 +13,7 @@ def task() -> Task:
     generator = torch.Generator().manual_seed(7)
     y = torch.arange(200) % 3
     x = torch.randn(3, 6, generator=generator)[y] + 0.5 * torch.randn(200, 6, generator=generator)
-    return split_task("clusters", x, y)
+    return split_task(x, y)
 
 
 @pytest.fixture

@@ -10,22 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise_lab.compare import (
-    CONTENDERS,
-    Comparison,
-    Task,
-    _compare,
-    _task,
-    compare,
-    train,
-)
+from equipoise_lab.compare import CONTENDERS, Comparison, Task, _compare, compare, train
 from equipoise_lab.compare._compare import depends_on, run_all
 
 
 @pytest.fixture
 def on_clusters(task: Task, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
     """Puts the small task in the place of the digits, within this process."""
-    monkeypatch.setattr(_task, "TASKS", {"digits": lambda: task})
+    monkeypatch.setattr(_compare, "load_task", lambda _: task)
     _compare._task.cache_clear()
     yield task
     _compare._task.cache_clear()

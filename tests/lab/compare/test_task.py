@@ -22,7 +22,7 @@ def test_digits_are_divided_once_and_for_all() -> None:
 
 def test_no_row_is_in_two_splits() -> None:
     x = torch.arange(101.0)[:, None]
-    task = split_task("line", x, torch.arange(101) % 4, centred=False)
+    task = split_task(x, torch.arange(101) % 4, centred=False)
     rows = torch.cat([task.train.x, task.validation.x, task.test.x]).flatten()
     assert torch.equal(rows.sort().values, x.flatten())
     for split in (task.train, task.validation, task.test):

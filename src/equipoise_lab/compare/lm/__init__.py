@@ -7,7 +7,6 @@ from equipoise_lab.compare.lm._recipe import CONTENDERS as CONTENDERS
 from equipoise_lab.compare.lm._recipe import LanguageModels as LanguageModels
 from equipoise_lab.compare.lm._recipe import Run as Run
 from equipoise_lab.compare.lm._recipe import quick_language_models as quick_language_models
-from equipoise_lab.compare.lm._report import model_tables as model_tables
 from equipoise_lab.compare.lm._text import Text as Text
 from equipoise_lab.compare.lm._text import Vocabulary as Vocabulary
 from equipoise_lab.compare.lm._text import read_text as read_text

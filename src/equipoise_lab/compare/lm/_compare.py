@@ -4,37 +4,27 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin, write_whole
-from equipoise_lab._tasks import Part, ignore, run_parts
+from equipoise_lab._tasks import Part, Progress, ignore, run_parts
+from equipoise_lab.compare._protocol import CONFIDENCE, Compared
 from equipoise_lab.compare.lm._recipe import CONTENDERS, LanguageModels, Run, Setting
-from equipoise_lab.compare.lm._report import NAME, save_figure
-from equipoise_lab.compare.lm._summary import (
-    CONFIDENCE,
-    Difference,
-    Goal,
+from equipoise_lab.compare.lm._report import (
+    NAME,
     Outcome,
     choose_settings,
     differences,
     judge,
+    model_tables,
+    save_figure,
     summarise,
 )
 from equipoise_lab.compare.lm._text import Text, read_text
 from equipoise_lab.compare.lm._train import Trained, read_trained, train
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ComparedModels:
-    """What the command found."""
-
-    outcomes: list[Outcome]  # of each contender
-    differences: list[Difference]  # of pairs of contenders
-    goals: list[Goal]  # judged by rule
-    paths: list[Path]  # the files that were written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,27 +43,26 @@ def compare_models(
     tuned: Tuned | None = None,
     workers: int = 2,
     say: Callable[[str], object] = print,
-    advance: Callable[[int], object] | None = None,
-) -> ComparedModels:
+    advance: Progress = ignore,
+) -> Compared:
     """Tunes every contender on the validation split, then trains the chosen settings and reads the test split.
 
     The arguments are those of `equipoise_lab.compare.compare`, and the settings, from `read_tuned`; None: tunes.
     """
-    text, path = read_text(vocabulary=recipe.vocabulary), out / f"{NAME}.json"
+    text, path = _text(recipe.vocabulary), out / f"{NAME}.json"
     begin(path, [Ledger(out / "lm-runs")])
     if tuned is None:
         runs = recipe.tuning_runs()
         say(f"tuning: {len(runs):,} runs of {recipe.steps:,} steps")
-        tried = run_all(runs, recipe, out, text, workers=workers, progress=advance)
+        tried = run_all(runs, recipe, out, workers=workers, progress=advance)
         rows = [{**t.run.describe(), "validation": t.validation} for t in tried]
         tuned = Tuned(chosen=choose_settings(recipe, tried), tuning=rows)
     runs = recipe.final_runs(tuned.chosen)
     say(f"the chosen settings: {len(runs):,} runs of {recipe.steps:,} steps")
-    final = run_all(runs, recipe, out, text, workers=workers, progress=advance)
+    final = run_all(runs, recipe, out, workers=workers, progress=advance)
     outcomes = summarise(recipe, final)
     found = differences(outcomes)
     goals = judge(outcomes, found)
-    pictures = save_figure(outcomes, out)
     content = {
         "command": command,
         "training_seconds": round(sum(t.step_time * recipe.steps for t in final), 1),
@@ -87,8 +76,10 @@ def compare_models(
         "differences": [{**asdict(d), "better": d.better} for d in found],
         "tuning": tuned.tuning,
     }
+    pictures = save_figure(outcomes, out)
     write_whole(path, json.dumps(content, indent=1) + "\n")
-    return ComparedModels(outcomes=outcomes, differences=found, goals=goals, paths=[path, *pictures])
+    tables = model_tables(recipe, outcomes, found, goals)
+    return Compared(outcomes=outcomes, tables=tables, paths=[path, *pictures])
 
 
 def read_tuned(path: Path, recipe: LanguageModels) -> Tuned:
@@ -116,49 +107,42 @@ def read_tuned(path: Path, recipe: LanguageModels) -> Tuned:
     return Tuned(chosen=chosen, tuning=tuning)
 
 
+@cache
+def _text(vocabulary: int) -> Text:
+    """Reads the text once in a process."""
+    return read_text(vocabulary=vocabulary)
+
+
 def run_all(
-    runs: Sequence[Run],
-    recipe: LanguageModels,
-    out: Path,
-    text: Text,
-    *,
-    workers: int,
-    progress: Callable[[int], object] | None = None,
+    runs: Sequence[Run], recipe: LanguageModels, out: Path, *, workers: int, progress: Progress
 ) -> list[Trained]:
-    """Trains every run that `out` does not hold yet, in the order given; other processes read the text again."""
-    _loaded[text.sha256] = text
+    """Trains every run that `out` does not hold yet, in the order given."""
     parts = {
         run.name: Part(
-            task=(_train_run, run, recipe, text.sha256),
+            task=(_train_run, run, recipe),
             steps=recipe.steps,
-            recipe=depends_on(run, recipe, text),
+            recipe=depends_on(run, recipe),
             write=Trained.write,
             read=partial(read_trained, run),
         )
         for run in runs
     }
-    done = dict(run_parts(parts, Ledger(out / "lm-runs"), workers, progress or ignore))
+    done = dict(run_parts(parts, Ledger(out / "lm-runs"), workers, progress))
     return [done[run.name] for run in runs]
 
 
-_loaded: dict[str, Text] = {}
+def _train_run(run: Run, recipe: LanguageModels, *, progress: Progress) -> Trained:
+    return train(run, recipe, _text(recipe.vocabulary), progress=progress)
 
 
-def _train_run(run: Run, recipe: LanguageModels, sha256: str, *, progress: Callable[[int], object]) -> Trained:
-    """Trains in this process, which reads the text once."""
-    if sha256 not in _loaded:
-        _loaded[sha256] = read_text(vocabulary=recipe.vocabulary)
-    return train(run, recipe, _loaded[sha256], progress=progress)
-
-
-def depends_on(run: Run, recipe: LanguageModels, text: Text) -> dict[str, Any]:
+def depends_on(run: Run, recipe: LanguageModels) -> dict[str, Any]:
     """Lists what a run depends on: not which other runs there are."""
-    described = recipe.describe()
-    for name in ("contenders", "seeds", "first_seed", "tuning_seeds"):
-        del described[name]
+    others = ("contenders", "seeds", "first_seed", "tuning_seeds")
+    described = {name: value for name, value in recipe.describe().items() if name not in others}
     row = CONTENDERS[run.contender]
     how = {"router": row.router, "options": dict(row.options), "gate": row.gate, "weights": row.weights}
-    return {"comparison": described, "contender": how, "run": run.describe(), "text": text.sha256}
+    text = _text(recipe.vocabulary).sha256
+    return {"comparison": described, "contender": how, "run": run.describe(), "text": text}
 
 
 def _outcome_row(outcome: Outcome) -> dict[str, Any]:

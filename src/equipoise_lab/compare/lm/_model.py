@@ -56,17 +56,10 @@ class LanguageModel(nn.Module):
         id_length: int = 1,
         init: Callable[[], object] | None = None,
     ) -> None:
-        """Builds the model.
+        """Builds a model with a block for each of `feed_forwards`, for at most `context` positions.
 
-        Args:
-            dim: features of a token.
-            heads: of the attention.
-            context: positions at most.
-            feed_forwards: one for each block.
-            vocabulary: V.
-            id_length: of `router_ids`.
-            init: called before the parameters outside the feed-forward blocks are drawn, so that models with different
-                ones can share all others.
+        `init` is called before the parameters outside the feed-forward blocks are drawn, so that models with different
+        ones can share all others.
         """
         super().__init__()
         self.vocabulary, self.id_length = vocabulary, id_length

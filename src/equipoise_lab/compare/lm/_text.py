@@ -8,8 +8,9 @@ import hashlib
 import re
 import sysconfig
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -62,40 +63,33 @@ class Vocabulary:
         words, times = [list(word) for word in counts], list(counts.values())
         pairs: Counter[Pair] = Counter()
         where: defaultdict[Pair, set[int]] = defaultdict(set)
-        for number, word in enumerate(words):
-            for pair in pairwise(word):
-                pairs[pair] += times[number]
-                where[pair].add(number)
+        changed: Iterable[int] = range(len(words))
         merges: list[Pair] = []
-        while BYTES + len(merges) < size and pairs:
-            best = min(pairs, key=lambda pair: (-pairs[pair], pair))
-            if pairs[best] < 2:
-                break
-            merges.append(best)
-            for number in where.pop(best):
-                word = words[number]
-                for pair in pairwise(word):
-                    pairs[pair] -= times[number]
-                words[number] = word = _replace(word, best, BYTES + len(merges) - 1)
-                for pair in pairwise(word):
+        while True:
+            for number in changed:
+                for pair in pairwise(words[number]):
                     pairs[pair] += times[number]
                     where[pair].add(number)
             pairs = +pairs  # without those that are gone
-        return cls(merges)
+            best = min(pairs, key=lambda pair: (-pairs[pair], pair), default=None)
+            if best is None or pairs[best] < 2 or BYTES + len(merges) >= size:
+                return cls(merges)
+            changed = where.pop(best)
+            for number in changed:
+                for pair in pairwise(words[number]):
+                    pairs[pair] -= times[number]
+                words[number] = _replace(words[number], best, BYTES + len(merges))
+            merges.append(best)
 
     def encode(self, text: bytes) -> Int[Tensor, "ids"]:
         """Divides an ASCII text; returns the ids of its pieces."""
         if not self.merges:
             return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.int16)
-        known: dict[bytes, list[int]] = {}
-        ids: list[int] = []
-        for word in _WORDS.findall(text):
-            if word not in known:
-                known[word] = self._encode_word(list(word))
-            ids += known[word]
-        return torch.tensor(ids, dtype=torch.int16)
+        encode = cache(self._encode_word)
+        return torch.tensor([i for word in _WORDS.findall(text) for i in encode(word)], dtype=torch.int16)
 
-    def _encode_word(self, word: list[int]) -> list[int]:
+    def _encode_word(self, text: bytes) -> list[int]:
+        word = list(text)
         while len(word) > 1:
             best = min(pairwise(word), key=lambda pair: self._ranks.get(pair, len(self.pieces)))
             if best not in self._ranks:
@@ -131,7 +125,7 @@ class Text:
     train: Int[Tensor, "ids"]  # one file after the other
     validation: Int[Tensor, "ids_"]  # what settings are chosen on
     test: Int[Tensor, "ids__"]  # read once, by the runs at the chosen settings
-    files: tuple[int, int, int]  # of each split
+    files: tuple[int, ...]  # of each split
     sha256: str  # of all three; another Python has other sources
     lengths: Int[Tensor, "V"]  # bytes of each id
 
@@ -146,15 +140,8 @@ class Text:
 def read_text(folder: Path | None = None, *, vocabulary: int = BYTES) -> Text:
     """Reads the Python files below a folder that hold ASCII alone, without tests and installed packages.
 
-    Args:
-        folder: where they are; None: the standard library of this Python.
-        vocabulary: token ids at most: 128, the bytes; above, with pairs of ids that the training split repeats.
-
-    Returns:
-        The splits: 5% of the files each for validation and test.
-
-    Raises:
-        ValueError: a split has no file.
+    None is the standard library of this Python. 5% of the files each are for validation and test; a ValueError says
+    that a split has none. With more than 128 ids, the bytes, there are pairs of ids that the training split repeats.
     """
     root = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
     parts: dict[str, list[bytes]] = {name: [] for name in SPLITS}
@@ -171,7 +158,7 @@ def read_text(folder: Path | None = None, *, vocabulary: int = BYTES) -> Text:
     found = Vocabulary.fit(joined["train"], vocabulary)
     return Text(
         *(found.encode(joined[name]) for name in SPLITS),
-        files=(len(parts["train"]), len(parts["validation"]), len(parts["test"])),
+        files=tuple(map(len, parts.values())),
         sha256=hashlib.sha256(b"\0".join(joined.values())).hexdigest(),
         lengths=torch.tensor([len(piece) for piece in found.pieces]),
     )

@@ -14,10 +14,9 @@ from equipoise_lab.compare.lm import (
     Trained,
     _compare,
     compare_models,
-    model_tables,
     read_tuned,
 )
-from equipoise_lab.compare.lm._summary import choose_settings, difference, judge, summarise
+from equipoise_lab.compare.lm._report import choose_settings, difference, judge, summarise
 from equipoise_lab.compare.lm._train import Routed
 
 
@@ -80,7 +79,7 @@ def test_settings_of_an_earlier_result(tmp_path: Path) -> None:
 def test_goes_on_from_what_is_done(
     small: LanguageModels, text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_compare, "read_text", lambda **_: text)
+    monkeypatch.setattr(_compare, "_text", lambda _: text)
     steps: list[int] = []
     first = compare_models(small, tmp_path, command="x", workers=0, say=str, advance=steps.append)
     assert sum(steps) == small.total_steps()
@@ -88,8 +87,7 @@ def test_goes_on_from_what_is_done(
     stored = json.loads((tmp_path / "compare-lm.json").read_text())
     assert [row["contender"] for row in stored["outcomes"]] == list(small.contenders)
     assert len(stored["tuning"]) == 3 * len(small.contenders)
-    tables = model_tables(small, first.outcomes, first.differences, first.goals)
-    assert [table.row_count for table in tables] == [3, 4, 2]
+    assert [table.row_count for table in first.tables] == [3, 4, 2]
 
     (tmp_path / "compare-lm.json").unlink()  # as if it had been interrupted before its end
     calls: list[str] = []
