@@ -101,9 +101,7 @@ class Transformer(nn.Module):
 def make_moe(args: argparse.Namespace, block: int) -> eq.nn.MoE:
     """Makes the experts of one block, with the recipe of docs/language-models.md."""
     options: dict[str, Any] = {} if args.top_k == 1 else {"top_k": args.top_k}
-    if sampled := args.router in eq.STRATEGIES:
-        options["loss"] = "gated-reinforce"  # outputs times p(z), and the score function: the exact gradient
-    strength = args.token_prior if args.token_prior is not None else 10.0 if sampled else 3.0
+    strength = args.token_prior if args.token_prior is not None else 10.0 if args.router in eq.STRATEGIES else 3.0
     if args.router == "hash":
         options["seed"] = block  # a hash of its own for each block, as the priors have
     elif strength > 0:

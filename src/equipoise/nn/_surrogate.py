@@ -79,8 +79,9 @@ class Surrogate(nn.Module):
         \qquad \frac{1}{n} \sum_i V_i f_i + \sum_l B_l.
 
     Only layers that learn by the score function have the second term; gated layers learn through f as well, or through
-    f alone. B_l are the balance losses of layer l. C_i is {i} for credit "token", i and the tokens
-    after it in its sequence for "sequence", all tokens for "batch".
+    f alone. The gradient of log p is that for the parameters of the layer's own router; with `upstream=True` of the
+    router (see `RoutingOptions`), for everything that its logits depend on. B_l are the balance losses of layer l. C_i
+    is {i} for credit "token", i and the tokens after it in its sequence for "sequence", all tokens for "batch".
 
     `weights` says which terms carry the weights w_i^l of the layers' samples (importance weights, and what makes up for
     dropped tokens), with W_i = prod_l w_i^l:
@@ -98,7 +99,9 @@ class Surrogate(nn.Module):
     are not its own, and collapses. So "router" is the default.
 
     Unbiased for (each line is tested against enumeration; B_l are left aside: a balance loss is differentiated for the
-    batch as it was routed):
+    batch as it was routed), if routers have `upstream=True`. Without, the default, the second term is what it is here
+    for the parameters of each router, and absent for all others: what stands before a router learns from the losses
+    with that router's draws held fixed. Where nothing that is trained stands before the routers, both are the same.
 
     - **"router"**, with `sample`, `skip-iw`, `gm-iw` and what is made of them, at any temperature, under attention too:
       E[(1/n) sum_i grad f_i] of the model as run, its draws held fixed, plus, for each layer l and token i, the exact

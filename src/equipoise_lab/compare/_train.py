@@ -133,7 +133,8 @@ def build_layer(run: Run, recipe: Comparison, task: Task) -> MoE:
     options: dict[str, Any] = {**asdict(run.setting), "router": CONTENDERS[run.contender].router}
     del options["learning_rate"]
     if options["router"] in STRATEGIES:
-        options["loss"] = "reinforce"  # the experts' output is the prediction, which a gate would scale
+        # The experts' output is the prediction, which a gate would scale; and the balance loss is the only one tuned.
+        options |= {"loss": "reinforce", "conditional_entropy": 0.0}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
         return MoE(task.dim, recipe.num_experts, hidden_dim=recipe.hidden_dim, **options)

@@ -80,7 +80,7 @@ def show_training(steps: int = 800) -> Part:
         window = Window()
         one = torch.nn.Sequential(torch.nn.Linear(3, _HIDDEN), torch.nn.GELU(), torch.nn.Linear(_HIDDEN, 3))
         one_errors, _ = train(one, torch.optim.Adam(one.parameters(), lr=0.03), window, steps)
-        how: dict[str, Any] = {"router": "gm-iw-mix", "capacity_factor": 1.0, "loss": "gated-reinforce", "eps": 0.05}
+        how: dict[str, Any] = {"router": "gm-iw-mix", "capacity_factor": 1.0, "eps": 0.05}
         moe = eq.nn.MoE(3, _PANES, hidden_dim=_HIDDEN, marginal_entropy=0.01, **how)
         groups = eq.nn.parameter_groups(moe, lr=0.03, router_lr_scale=3.0)
         errors, loads = train(moe, torch.optim.Adam(groups), window, steps)
@@ -96,8 +96,7 @@ def show_training(steps: int = 800) -> Part:
     even = all(load == loads[0] for load in loads)
     return Part(
         title="Train a mixture of experts",
-        code='moe = eq.nn.MoE(3, 8, hidden_dim=8, router="gm-iw-mix", loss="gated-reinforce",\n'
-        "                capacity_factor=1.0)\n"
+        code='moe = eq.nn.MoE(3, 8, hidden_dim=8, router="gm-iw-mix", capacity_factor=1.0)\n'
         "with eq.nn.capture(moe, optimizer) as routings:\n    losses = (moe(x) - y).square().mean(-1)\n"
         "surrogate(losses, routings).backward()",
         found=(

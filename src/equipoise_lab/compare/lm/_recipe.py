@@ -174,6 +174,15 @@ _TABLE = (
         doc="our recipe without token ids: draws within the capacity, gated with the score function",
     ),
     Contender(
+        name="skip-iw-gates",
+        label="Skip IW, gates alone",
+        router="skip-iw",
+        options={"loss": "gating"},
+        third={"conditional_entropy": 0.05},
+        kind="ours",
+        doc="the same without the score function: the router learns through its gates, as Switch does",
+    ),
+    Contender(
         name="gm-iw-mix",
         label="GM IW mix",
         router="gm-iw-mix",

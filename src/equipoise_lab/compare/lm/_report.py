@@ -27,6 +27,10 @@ from equipoise_lab.compare.lm._train import Trained
 NAME = "compare-lm"
 _BALANCED, _RECIPE, _CONTROL = "gm-iw-mix-prior", "skip-iw-prior", "switch-prior"
 _PAIRS = (
+    *(("default", other) for other in ("dense", "switch")),
+    *(("skip-iw", other) for other in ("dense", "switch", "switch-certain")),
+    ("skip-iw-gates", "skip-iw"),
+    ("gm-iw-mix", "switch"),
     *((_RECIPE, other) for other in ("switch", "hash", "dense", "prior", _CONTROL)),
     *((_BALANCED, other) for other in ("switch", "hash", "dense", "prior", _CONTROL)),
     ("sample-prior", _CONTROL),
@@ -35,6 +39,8 @@ _PAIRS = (
 )
 # Goals: by how many nats a byte the first may be behind the second; None: it should be better.
 _GOALS = {
+    ("default", "dense"): None,
+    ("skip-iw", "switch"): None,
     **{(_RECIPE, other): None for other in ("switch", "hash", "dense")},
     (_RECIPE, _CONTROL): 0.01,
     (_BALANCED, _CONTROL): 0.02,
@@ -135,7 +141,7 @@ def judge(outcomes: Sequence[Outcome], found: Sequence[Difference]) -> list[Goal
         d, (ours, other) = pairs[pair], (CONTENDERS[name].label for name in pair)
         numbers = f"{d.mean:+.3f} (95% interval {d.interval})"
         if most is None:
-            goals.append(Goal(f"the recipe is better than {other} beyond the spread of the seeds", d.better, numbers))
+            goals.append(Goal(f"{ours} is better than {other} beyond the spread of the seeds", d.better, numbers))
         else:
             goals.append(Goal(f"{ours} is at most {most:g} nats a byte behind {other}", d.mean <= most, numbers))
         if pair == (_RECIPE, _CONTROL):
