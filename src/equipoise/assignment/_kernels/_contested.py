@@ -106,6 +106,24 @@ def largest_offers(row: Scores, prices: Scores, top: Scores) -> bool:
 
 
 @jit
+def last_of_largest(row: Scores, prices: Scores, marks: Any, top: Scores) -> float:
+    """The last of the largest offers, as many as `top` has room for; NaN if one is NaN or +inf.
+
+    `top` holds those of another row, which is the guess: with luck few offers are above its last, and enough.
+    """
+    size, count = top.shape[0], 0
+    guess = top[-1] - (top[0] - top[-1]) / size  # lower by what two neighbours differ by on average
+    if guess > -np.inf:
+        for word in range(marks.shape[0]):
+            marks[word] = offers_from(row, prices, guess, word * WORD)
+            count += count_bits(marks[word])
+    if count >= size:
+        last = best_left_out(row, prices, marks, top)
+        return last if top[0] < np.inf else last * np.nan
+    return top[-1] if largest_offers(row, prices, top) else top[-1] * np.nan
+
+
+@jit
 def best_left_out(row: Scores, prices: Scores, marks: Any, top: Scores) -> float:
     """The last of the largest offers of the experts that are marked, as many as `top` has room for."""
     top[:] = -np.inf
@@ -158,6 +176,7 @@ def collect(
     words = (k + WORD - 1) // WORD
     low, high = (prices - radius).astype(scores.dtype), (prices + radius).astype(scores.dtype)
     marks, top, held = np.empty(words, np.uint64), np.empty(top_k + 1, scores.dtype), np.empty(top_k, scores.dtype)
+    best = np.full(top_k, -np.inf, scores.dtype)
     m, entry, illegal = 0, 0, -1
     first[0] = 0
     for i in range(start, stop, stride):
@@ -168,7 +187,7 @@ def collect(
         if top_k == 1:
             floor = best_offer(row, high)
         else:
-            floor = top[top_k - 1] if largest_offers(row, high, top[:top_k]) else scores.dtype.type(np.inf)
+            floor = last_of_largest(row, high, marks, best)
         if not (floor > -np.inf and floor < np.inf):
             illegal = i
             break
@@ -252,7 +271,7 @@ def all_candidates(
 def survey(scores: Scores, mask: Flags, prices: Scores, stride: int, top_k: int, counts: Floats) -> int:
     """Counts which experts every `stride`-th row would take; returns how many rows there are."""
     k, asked = scores.shape[1], 0
-    top = np.empty(top_k, scores.dtype)
+    marks, top = np.empty((k + WORD - 1) // WORD, np.uint64), np.full(top_k, -np.inf, scores.dtype)
     counts[:] = 0.0
     for i in range(0, scores.shape[0], stride):
         row = scores[i]
@@ -261,7 +280,7 @@ def survey(scores: Scores, mask: Flags, prices: Scores, stride: int, top_k: int,
         if top_k == 1:
             last = best_offer(row, prices)
         else:
-            last = top[top_k - 1] if largest_offers(row, prices, top) else scores.dtype.type(-np.inf)
+            last = last_of_largest(row, prices, marks, top)
         if last > -np.inf:
             asked += 1
             for start in range(0, k, WORD):
