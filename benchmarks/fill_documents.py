@@ -13,7 +13,7 @@ generated:
 - `sensitivity`, verdicts under other readings of the paper;
 - `beyond-argmax` and `beyond-expected`, seeds solved beyond the paper; `beyond-goals`, what they say of the goals;
 - `lm-losses`, `lm-differences` and `lm-goals`, what `equipoise compare lm` found;
-- `lm-lengths`, its losses beside those of a shorter training, and `lm-vocabulary`, those with a larger vocabulary.
+- `lm-lengths`, its losses along the training, and `lm-vocabulary`, those with a larger vocabulary.
 
 All but the rules come from stored results, and are empty as long as there are none. A test holds documents and sources
 together.
@@ -178,25 +178,24 @@ def difference_table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def length_table(shorter: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """Renders the test losses of two comparisons that differ in their steps, and how far each is from the hash.
+def length_table(found: Mapping[str, Any]) -> str:
+    """Renders the validation losses of a comparison along its training, and how far each is from the hash.
 
     Args:
-        shorter: what `equipoise compare lm` stored after fewer steps.
-        found: the same after more.
+        found: what `equipoise compare lm` stored.
 
     Returns:
         The table, without a line break at the end.
     """
-    runs = (shorter, found)
-    steps = [f"{each['recipe']['steps']:,} steps" for each in runs]
-    head = ["router", *steps, *(f"minus hash, {name}" for name in steps)]
+    curves = {row["contender"]: dict(row["curve"]) for row in found["outcomes"]}
+    every = sorted(curves["hash"])
+    shown = [every[0], every[len(every) // 2], every[-1]]
+    head = ["router", *(f"{step:,} steps" for step in shown), *(f"minus hash, {step:,}" for step in shown)]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    means = [{row["contender"]: row["mean"] for row in each["outcomes"]} for each in runs]
-    for row in sorted(found["outcomes"], key=lambda row: row["mean"]):
-        own = [each[row["contender"]] for each in means]
-        ahead = [f"{mean - each['hash']:+.3f}" for mean, each in zip(own, means, strict=True)]
-        lines.append(f"| {' | '.join([row['label'], *(f'{mean:.3f}' for mean in own), *ahead])} |")
+    for row in sorted(found["outcomes"], key=lambda row: row["curve"][-1][1]):
+        losses = [curves[row["contender"]][step] for step in shown]
+        ahead = [f"{loss - curves['hash'][step]:+.3f}" for loss, step in zip(losses, shown, strict=True)]
+        lines.append(f"| {' | '.join([row['label'], *(f'{loss:.3f}' for loss in losses), *ahead])} |")
     return "\n".join(lines)
 
 
@@ -243,7 +242,6 @@ def fill_verdicts(
     sensitivity: Mapping[str, Any] | None = None,
     stored: Mapping[str, Any] | None = None,
     language: Mapping[str, Any] | None = None,
-    shorter: Mapping[str, Any] | None = None,
     vocabulary: Mapping[str, Any] | None = None,
 ) -> str:
     r"""Puts what is generated between the marks of a document; without claims, no verdicts.
@@ -255,7 +253,6 @@ def fill_verdicts(
         sensitivity: verdicts under other readings, from `run_sensitivity`, or nothing.
         stored: all that `claims.json` holds, or nothing.
         language: what `equipoise compare lm` stored, or nothing.
-        shorter: the same after fewer steps.
         vocabulary: the same with a larger vocabulary.
 
     Returns:
@@ -279,7 +276,7 @@ def fill_verdicts(
         "lm-losses": loss_table(language) if language else "",
         "lm-differences": difference_table(language) if language else "",
         "lm-goals": language_goals(language) if language else "",
-        "lm-lengths": length_table(shorter, language) if shorter and language else "",
+        "lm-lengths": length_table(language) if language else "",
         "lm-vocabulary": loss_table(vocabulary) if vocabulary else "",
     }
     for name, content in contents.items():
@@ -307,7 +304,7 @@ def find_stored(root: Path, what: str) -> Path | None:
 Stored = dict[str, Any] | None
 
 
-_STORED = ("beyond", "sensitivity", "claims", "compare-lm", "compare-lm-1200", "compare-lm-vocabulary")
+_STORED = ("beyond", "sensitivity", "claims", "compare-lm", "compare-lm-vocabulary")
 
 
 def read_stored(root: Path) -> tuple[list[Claim], *tuple[Stored, ...]]:

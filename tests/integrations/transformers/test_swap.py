@@ -265,3 +265,22 @@ def test_what_cannot_be_swapped_is_refused_before_anything_changes():
         ghost = transformers.MixtralForCausalLM(model.config)
     with pytest.raises(ValueError, match="model must have its parameters, got 'model.layers.0.mlp' on the meta device"):
         swap_routers(ghost, "topk")
+
+
+@families
+@pytest.mark.parametrize("upstream", [False, True])
+def test_the_score_function_ends_at_the_gate_unless_upstream(family, upstream):
+    # Only gradients of the score function depend on a baseline.
+    gradients = []
+    for baseline in (0.0, 5.0):
+        model, ids = tiny_model(family).train(), tokens()
+        swap_routers(model, "skip-iw", upstream=upstream)
+        torch.manual_seed(0)
+        with eq.nn.capture(model) as routings:
+            losses = model(input_ids=ids).logits.square().mean(-1)
+        eq.nn.Surrogate(baseline)(losses, routings).backward()
+        gate = routed_blocks(model)[-1][1].routed_gate
+        gradients.append((model.get_input_embeddings().weight.grad, next(gate.parameters()).grad))
+    (before, gate), (before_again, gate_again) = gradients
+    assert torch.equal(before, before_again) is not upstream
+    assert not torch.equal(gate, gate_again)
