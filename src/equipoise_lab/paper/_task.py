@@ -16,6 +16,8 @@ from torch.nn.functional import logsigmoid
 
 from equipoise.ops import largest
 
+Models = Float[Tensor, "r 6"]
+Rows = Float[Tensor, "#r n"]  # of each run, or of all
 NUM_PARAMETERS = 6
 # Seeds of a run's streams are told apart by these, so that data, start and noise are independent.
 _DATA, _START = 1 << 20, 2 << 20
@@ -65,9 +67,7 @@ def draw_parameters(seed: int, initialisation: str) -> Float[Tensor, "6"]:
     return torch.stack([weights[0], zeros[0], weights[1], weights[2], zeros[1], zeros[2]])
 
 
-def lines(
-    parameters: Float[Tensor, "r 6"], x: Float[Tensor, "#r n"]
-) -> tuple[Float[Tensor, "r n"], Float[Tensor, "r n"], Float[Tensor, "r n"]]:
+def lines(parameters: Models, x: Rows) -> tuple[Float[Tensor, "r n"], Float[Tensor, "r n"], Float[Tensor, "r n"]]:
     """Computes the router's logit and the predictions of both experts, differentiably."""
     weight, bias, first, second, first_bias, second_bias = parameters.unsqueeze(-1).unbind(1)
     return weight * x + bias, first * x + first_bias, second * x + second_bias

@@ -61,8 +61,17 @@ def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
     for n, k in QUICK_SIZES if quick else SIZES:
         scale = torch.tensor(sds, dtype=torch.float64)[:, None, None, None]
         logits = scale * torch.randn(len(sds), matrices, n, k, dtype=torch.float64, generator=generator)
-        kinds = marginals(logits, draws * max(8 // n, 1), generator)
         size = {"n": n, "k": k, "draws": draws * max(8 // n, 1)}
+        matching, error, counting = gumbel_matching_marginals(logits, size["draws"], generator)
+        gibbs = [reference.gibbs_log_marginals(a).exp() for a in logits.flatten(0, 1)]
+        kinds = {
+            "unbalanced": logits.softmax(-1),
+            "sinkhorn": sinkhorn(logits, tolerance=1e-9).log_p.exp(),
+            "gibbs": torch.stack(gibbs).reshape(logits.shape),
+            "gumbel_matching": matching,
+            "error": error,
+            "counting": counting,
+        }
         sizes.append(size | differences({name: kind.flatten(0, 1) for name, kind in kinds.items()}))
         for s, sd in enumerate(sds):
             rows.append(size | {"sd": sd} | differences({name: kind[s] for name, kind in kinds.items()}))
@@ -70,27 +79,6 @@ def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
             shown = [kinds[name][sds.index(SHOWN_SD)].flatten() for name in ("sinkhorn", "gumbel_matching", "gibbs")]
             points.append({"n": n, "k": k, "sd": SHOWN_SD, "entries": torch.stack(shown, -1).tolist()})
     return {"quick": quick, "seed": seed, "sds": list(sds), "sizes": sizes, "rows": rows, "points": points}
-
-
-def marginals(
-    logits: Float[Tensor, "s m n k"], draws: int, generator: torch.Generator
-) -> dict[str, Float[Tensor, "s m n k"]]:
-    """Computes every kind of marginals for the same logits.
-
-    Returns:
-        "unbalanced" (the router's), "sinkhorn", "gibbs", "gumbel_matching", and the standard errors of the last: of the
-        estimate ("error") and of counting ("counting").
-    """
-    matching, error, counting = gumbel_matching_marginals(logits, draws, generator)
-    gibbs = [reference.gibbs_log_marginals(a).exp() for a in logits.flatten(0, 1)]
-    return {
-        "unbalanced": logits.softmax(-1),
-        "sinkhorn": sinkhorn(logits, tolerance=1e-9).log_p.exp(),
-        "gibbs": torch.stack(gibbs).reshape(logits.shape),
-        "gumbel_matching": matching,
-        "error": error,
-        "counting": counting,
-    }
 
 
 def gumbel_matching_marginals(
@@ -122,7 +110,12 @@ def gumbel_matching_marginals(
 
 
 def differences(kinds: dict[str, Float[Tensor, "m n k"]]) -> dict[str, Any]:
-    """Summarises how far the kinds of marginals are apart, as `run` documents it."""
+    """Summarises how far the kinds of marginals are apart, as `run` documents it.
+
+    Args:
+        kinds: "unbalanced" (the router's), "sinkhorn", "gibbs", "gumbel_matching", and the standard errors of the last:
+            of the estimate ("error") and of counting ("counting").
+    """
     record: dict[str, Any] = {
         "problems": len(kinds["error"]),
         "standard_error": float(kinds["error"].mean()),

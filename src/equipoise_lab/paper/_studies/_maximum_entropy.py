@@ -69,9 +69,10 @@ def fit(log_p: Float[Tensor, "n k"]) -> tuple[dict[str, Any], Float[Tensor, "ent
     """
     result = reference.maximum_entropy(log_p.exp(), tolerance=1e-9)
     found = reference.fit_temperature(result.log_u, log_p)
-    exact = reference.gibbs_distribution(result.log_u).probability
-    power = reference.gibbs_distribution(log_p, temperature=found.temperature).probability
-    plain = reference.gibbs_distribution(log_p).probability
+    exact, power, plain = (
+        reference.gibbs_distribution(log, temperature=tau).probability
+        for log, tau in ((result.log_u, 1.0), (log_p, found.temperature), (log_p, 1.0))
+    )
     record = {
         "tau": found.temperature,
         "r_squared": found.r_squared,
@@ -81,13 +82,11 @@ def fit(log_p: Float[Tensor, "n k"]) -> tuple[dict[str, Any], Float[Tensor, "ent
         "error": result.error,
         "converged": result.converged,
     }
-    scaled = log_p / found.temperature + _centre(result.log_u - log_p / found.temperature)
-    return record, torch.stack([(log_p / found.temperature).exp(), scaled.exp()], -1).flatten(0, 1)
-
-
-def _centre(matrix: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    """Takes the best r_i + c_j out of a matrix."""
-    return matrix - matrix.mean(1, keepdim=True) - matrix.mean(0, keepdim=True) + matrix.mean()
+    # The best r_i + c_j taken out of what is left of log u.
+    log_power = log_p / found.temperature
+    rest = result.log_u - log_power
+    scaled = log_power + (rest - rest.mean(1, keepdim=True) - rest.mean(0, keepdim=True) + rest.mean())
+    return record, torch.stack([log_power.exp(), scaled.exp()], -1).flatten(0, 1)
 
 
 def _medians(problems: list[dict[str, Any]]) -> list[dict[str, Any]]:

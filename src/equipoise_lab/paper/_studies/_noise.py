@@ -27,8 +27,8 @@ from torch import Tensor
 
 from equipoise.estimators import gate, gated_loss, load_balance_loss, probability_ratio
 from equipoise.sampling import Sample, sample_gumbel_matching
-from equipoise_lab.paper._recipe import Paper, quick_recipe
-from equipoise_lab.paper._task import draw_datasets, draw_parameters, errors, lines, router
+from equipoise_lab.paper._recipe import Paper
+from equipoise_lab.paper._task import Models, Rows, draw_datasets, draw_parameters, errors, lines, router
 
 KINDS = ("gumbel", "gaussian", "jitter")
 SCALES = (0.01, 0.03, 0.1, 0.3)
@@ -42,12 +42,12 @@ _CHUNK = 100
 _LEAST = 1e-6
 
 
-def run(recipe: Paper | None = None, *, quick: bool = False, seed: int = 0) -> dict[str, Any]:
+def run(recipe: Paper, *, quick: bool = False, seed: int = 0) -> dict[str, Any]:
     """Trains gating with the balance loss of the experiment under each kind of noise, over scales.
 
     Args:
-        recipe: the task, seeds, steps, learning rate, weight of the balance loss; None is the paper's.
-        quick: the recipe in small, where none is given.
+        recipe: the task, seeds, steps, learning rate, weight of the balance loss.
+        quick: kept in the record.
         seed: of the noise; starts are those of the experiment's seeds.
 
     Returns:
@@ -55,7 +55,6 @@ def run(recipe: Paper | None = None, *, quick: bool = False, seed: int = 0) -> d
         own) and `importance` (whether p/q is part of the weights): `solved` of `seeds`, `median_mse`, and `mse` of each
         seed (None where it diverged).
     """
-    recipe = (quick_recipe() if quick else Paper()) if recipe is None else recipe
     runs = list(itertools.product(SETTINGS, KINDS, SCALES))
     mse = _train(recipe, seed).reshape(len(runs), recipe.seeds)
     return {
@@ -71,8 +70,8 @@ def run(recipe: Paper | None = None, *, quick: bool = False, seed: int = 0) -> d
                 "importance": importance,
                 "seeds": recipe.seeds,
                 "solved": int((row < recipe.threshold).sum()),
-                "median_mse": _finite(float(row.median())),
-                "mse": [_finite(value) for value in row.tolist()],
+                "median_mse": float(row.median()) if row.median().isfinite() else None,
+                "mse": [value if math.isfinite(value) else None for value in row.tolist()],
             }
             for ((method, importance), kind, scale), row in zip(runs, mse, strict=True)
         ],
@@ -84,17 +83,12 @@ def _train(recipe: Paper, seed: int) -> Float[Tensor, " r"]:
     seeds = recipe.seed_range
     scale = torch.tensor(SCALES).repeat_interleave(len(seeds))
     shape = [len(SETTINGS), len(KINDS), len(scale)]
+    data = draw_datasets(recipe.data_seeds(seeds), recipe.num_points, recipe.noise_sd)
     starts = torch.stack([draw_parameters(number, recipe.initialisation) for number in seeds])
-    theta = starts.repeat(math.prod(shape) // len(seeds), 1).requires_grad_()
-    optimiser = torch.optim.Adam([theta], lr=recipe.learning_rate)
+    theta, x, y = (of_seed.repeat(math.prod(shape) // len(seeds), 1) for of_seed in (starts, *data))
+    optimiser = torch.optim.Adam([theta.requires_grad_()], lr=recipe.learning_rate)
     generators = [torch.Generator().manual_seed(_NOISE + 1000 * seed + number) for number in seeds]
     diverged = torch.zeros(len(theta), dtype=torch.bool)
-    # The data of each seed [s, n], of each scale and seed, and of each run.
-    data = draw_datasets(recipe.data_seeds(seeds), recipe.num_points, recipe.noise_sd)
-    by_scale, (all_x, all_y) = (
-        data[0].repeat(len(SCALES), 1),
-        (v.repeat(math.prod(shape) // len(seeds), 1) for v in data),
-    )
     chunk = torch.empty(0)
     for step in range(recipe.steps):
         if step % _CHUNK == 0:
@@ -102,33 +96,33 @@ def _train(recipe: Paper, seed: int) -> Float[Tensor, " r"]:
         # The same noise for all settings and scales.
         v = chunk[step % _CHUNK].repeat(1, len(SCALES), 1).expand(*shape, recipe.num_points)
         optimiser.zero_grad()
-        _loss(theta, (all_x, all_y), by_scale, v, scale, recipe.balance_weight).sum().backward()
+        _loss(theta, x, y, v, scale, recipe.balance_weight).sum().backward()
         assert theta.grad is not None
         diverged |= ~theta.grad.isfinite().all(-1)
         theta.grad.masked_fill_(diverged[:, None], 0.0)
         optimiser.step()
-    mse, _ = errors(theta.detach(), all_x, all_y, torch.ones(len(theta), dtype=torch.bool))
+    mse, _ = errors(theta.detach(), x, y, torch.ones(len(theta), dtype=torch.bool))
     return mse.masked_fill(diverged, torch.inf)
 
 
 def _loss(
-    theta: Float[Tensor, "r 6"],
-    data: tuple[Float[Tensor, "r n"], Float[Tensor, "r n"]],
-    by_scale: Float[Tensor, "m n"],
+    theta: Models,
+    x: Rows,
+    y: Rows,
     v: Float[Tensor, "settings kinds m n"],
     scale: Float[Tensor, " m"],
     balance_weight: float,
 ) -> Float[Tensor, " r"]:
     """Samples under the noise and computes what gating minimises, with the library's own functions."""
-    a, first, second = lines(theta, data[0])
+    a, first, second = lines(theta, x)
     log_p = router(a)
     with torch.no_grad():
         balanced = sum(method == "gm-iw" for method, _ in SETTINGS)
-        s = draw_sample(theta.detach().unflatten(0, v.shape[:-1]), by_scale, v, scale, balanced)
+        s = draw_sample(theta.detach().unflatten(0, v.shape[:-1]), x[: len(scale)], v, scale, balanced)
         importance = torch.tensor([weighted for _, weighted in SETTINGS]).repeat_interleave(v[0, ..., 0].numel())
         weight = torch.where(importance[:, None], probability_ratio(log_p, s), 1.0)
     prediction = s.at_z(torch.stack([first, second], -2).mT)
-    losses = (data[1] - gate(log_p, s) * prediction).square()
+    losses = (y - gate(log_p, s) * prediction).square()
     return gated_loss(log_p, s, losses, weight=weight) + balance_weight * load_balance_loss(log_p)
 
 
@@ -187,7 +181,3 @@ def _log_cdf(u: Float[Tensor, "settings kinds m n"]) -> Float[Tensor, "settings 
         ],
         1,
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

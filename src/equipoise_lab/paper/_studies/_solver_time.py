@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise.assignment import Assignment, assign
+from equipoise.assignment import assign
 from equipoise.assignment._cycle_cancelling import count_cycles
 from equipoise.ops import draw_gumbel
 from equipoise_lab._timing import num_threads
@@ -33,6 +33,11 @@ SQUARE = (16, 64)
 # A Hungarian call that is foreseen to take longer is left out.
 _BUDGET_SECONDS = 1.5
 _TOLERANCE = 1e-9
+_NOTE = (
+    "Normal logits of standard deviation 1 plus Gumbel noise, one thread, processor time. Cycle cancelling runs as "
+    "tensor operations from Python; scipy's Hungarian algorithm and primal-dual are compiled."
+)
+_NO_SCIPY = "The Hungarian algorithm was left out: scipy is not installed (pip install 'equipoise[peers]')."
 
 
 def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
@@ -61,7 +66,8 @@ def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
             sizes.append(record | {"hungarian_over_budget": over_budget})
             if record["hungarian_ms"] is not None and n > k:
                 spent[k] = (n, 1e-3 * record["hungarian_ms"])
-    return {"quick": quick, "seed": seed, "scipy": _has_scipy(), "note": _note(), "sizes": sizes}
+    note = _NOTE if _has_scipy() else f"{_NOTE} {_NO_SCIPY}"
+    return {"quick": quick, "seed": seed, "scipy": _has_scipy(), "note": note, "sizes": sizes}
 
 
 def _measure(n: int, k: int, problems: int, generator: torch.Generator, *, hungarian: bool) -> dict[str, Any]:
@@ -89,30 +95,16 @@ def _draw_scores(n: int, k: int, generator: torch.Generator) -> Float[Tensor, "n
 def _time_all(scores: Float[Tensor, "n k"], *, hungarian: bool) -> dict[str, tuple[float, float]]:
     """Solves one problem with each solver; returns seconds and value of each."""
     solvers: dict[str, Callable[[], float]] = {
-        "cycle_cancelling": lambda: _value(assign(scores, method="cycle-cancelling")),
-        "primal_dual": lambda: _value(assign(scores, method="primal-dual")),
+        "cycle_cancelling": lambda: float(assign(scores, method="cycle-cancelling").value),
+        "primal_dual": lambda: float(assign(scores, method="primal-dual").value),
     }
     if hungarian and _has_scipy():
-        solvers["hungarian"] = _hungarian(scores)
+        from scipy.optimize import linear_sum_assignment
+
+        n, k = scores.shape
+        slots = scores.repeat_interleave(n // k, dim=1).numpy()  # n x n, one column for each slot
+        solvers["hungarian"] = lambda: float(slots[linear_sum_assignment(slots, maximize=True)].sum())
     return {name: _best(solve) for name, solve in solvers.items()}
-
-
-def _value(a: Assignment) -> float:
-    return float(a.value)
-
-
-def _hungarian(scores: Float[Tensor, "n k"]) -> Callable[[], float]:
-    """Prepares the n x n problem, one column for each slot, and returns the call that solves it."""
-    from scipy.optimize import linear_sum_assignment
-
-    n, k = scores.shape
-    slots = scores.repeat_interleave(n // k, dim=1).numpy()
-
-    def solve() -> float:
-        pairs = linear_sum_assignment(slots, maximize=True)
-        return float(slots[pairs].sum())
-
-    return solve
 
 
 def _best(solve: Callable[[], float]) -> tuple[float, float]:
@@ -130,13 +122,3 @@ def _best(solve: Callable[[], float]) -> tuple[float, float]:
 
 def _has_scipy() -> bool:
     return importlib.util.find_spec("scipy") is not None
-
-
-def _note() -> str:
-    how = (
-        "Normal logits of standard deviation 1 plus Gumbel noise, one thread, processor time. Cycle cancelling runs as "
-        "tensor operations from Python; scipy's Hungarian algorithm and primal-dual are compiled."
-    )
-    if _has_scipy():
-        return how
-    return f"{how} The Hungarian algorithm was left out: scipy is not installed (pip install 'equipoise[peers]')."

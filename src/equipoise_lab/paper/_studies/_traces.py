@@ -9,17 +9,17 @@ Legend: s seeds, c checkpoints, t temperatures.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise.estimators import STRATEGIES, WeightedSampler
-from equipoise_lab.paper._recipe import Paper, quick_recipe
+from equipoise.estimators import STRATEGIES
+from equipoise_lab.paper._recipe import Paper
 from equipoise_lab.paper._results import Baseline, Run
-from equipoise_lab.paper._studies._mixture import Spread, measure_spread, mixture_sides, tile
+from equipoise_lab.paper._studies._mixture import measure_spread, mixture_sides, tile
 from equipoise_lab.paper._task import draw_datasets
 from equipoise_lab.paper._train import Trained, train
 
@@ -66,7 +66,7 @@ def path_of(trained: Trained, recipe: Paper) -> Float[Tensor, "t c s 6"]:
 
 
 def run(
-    recipe: Paper | None = None,
+    recipe: Paper,
     *,
     quick: bool = False,
     seed: int = 0,
@@ -75,8 +75,8 @@ def run(
     """Trains REINFORCE with every method at two temperatures, and looks inside at checkpoints.
 
     Args:
-        recipe: the experiment; None is the paper's.
-        quick: fewer draws, and the recipe in small, where none is given.
+        recipe: the experiment.
+        quick: fewer draws.
         seed: of the draws at the checkpoints.
         paths: from `path_of`, for methods that were trained already; the others are trained here.
 
@@ -84,23 +84,24 @@ def run(
         `sd` (of p(y|x, z), the data's), `seeds`, `draws` (at each checkpoint and seed). `training`, a record for each
         method and temperature along its own training, medians over seeds: `steps`, `log_likelihood_argmax`, `elbo`,
         `marginal_log_likelihood`, `router_entropy`, `mse`, `mse_expected`, and `ess`, `largest_weight`,
-        `gradient_variance`, `gradient_error` (see `Spread`). `common`, the same of the last four for each method and
-        temperature at the models of Sample's training at temperature 1: `ess`, `gradient_variance` and
+        `gradient_variance`, `gradient_error` (see `measure_spread`). `common`, the same of the last four for each
+        method and temperature at the models of Sample's training at temperature 1: `ess`, `gradient_variance` and
         `gradient_error` are means over seeds, `largest_weight` and `possible_weight` medians, `p_at_largest` and
         `q_at_largest` belong to the largest of all seeds; `gradient_norm` is the root mean square norm of the exact
         gradient; `row_variance` is there for methods whose q is exact and that drop no row, the median over seeds.
         `model`: data and the model that Sample Skip IW ends with at temperature 1 on the first dataset.
     """
-    recipe = (quick_recipe() if quick else Paper()) if recipe is None else recipe
     steps, draws = checkpoints(recipe.steps), 64 if quick else 128
     generator = torch.Generator().manual_seed(seed)
     x, y = draw_datasets(recipe.data_seeds(recipe.seed_range), recipe.num_points, recipe.noise_sd)
-    results: dict[str, Float[Tensor, "t c s 6"]] = {}
-    for method in dict.fromkeys(("sample", *recipe.methods)):
-        known = None if paths is None else paths.get(method)
-        results[method] = (
-            path_of(train(trace_runs(recipe, method), recipe, snapshots=steps), recipe) if known is None else known
-        )
+    known = {} if paths is None else paths
+    results: dict[str, Float[Tensor, "t c s 6"]] = {
+        method: known[method]
+        if method in known
+        else path_of(train(trace_runs(recipe, method), recipe, snapshots=steps), recipe)
+        for method in dict.fromkeys(("sample", *recipe.methods))
+    }
+    at_one = TEMPERATURES.index(1.0)
     training: list[dict[str, Any]] = []
     common: list[dict[str, Any]] = []
     for method in recipe.methods:
@@ -108,74 +109,49 @@ def run(
             how: dict[str, Any] = {"method": method, "temperature": temperature, "draws": draws, "generator": generator}
             head: dict[str, Any] = {"method": method, "temperature": temperature, "steps": steps}
             own = _measure(models, x, y, how)
-            training.append(head | _curves(models, x, y, recipe.noise_sd) | _medians(own))
-            same = _measure(results["sample"][TEMPERATURES.index(1.0)], x, y, how)
-            common.append(head | _means(same) | _row_variances(STRATEGIES[method], same))
-    return {
-        "quick": quick,
-        "seed": seed,
-        "seeds": recipe.seeds,
-        "draws": draws,
-        "sd": recipe.noise_sd,
-        "training": training,
-        "common": common,
-    } | ({"model": _model(results[_SHOWN][TEMPERATURES.index(1.0)][-1, 0], x[0], y[0])} if _SHOWN in results else {})
+            training.append(head | _summarise_own(own, models, x, y, recipe.noise_sd))
+            common.append(head | _summarise_common(_measure(results["sample"][at_one], x, y, how), method))
+    study = {"quick": quick, "seed": seed, "seeds": recipe.seeds, "draws": draws, "sd": recipe.noise_sd}
+    study |= {"training": training, "common": common}
+    return study | ({"model": _model(results[_SHOWN][at_one][-1, 0], x[0], y[0])} if _SHOWN in results else {})
 
 
-def _measure(models: Float[Tensor, "c s 6"], x: Tensor, y: Tensor, how: Mapping[str, Any]) -> list[Spread]:
+def _measure(
+    models: Float[Tensor, "c s 6"], x: Tensor, y: Tensor, how: Mapping[str, Any]
+) -> dict[str, Float[Tensor, "c s"]]:
     """Measures the estimator at each checkpoint."""
-    return [measure_spread(parameters, x, y, **how) for parameters in models]
+    found = [measure_spread(parameters, x, y, **how) for parameters in models]
+    return {name: torch.stack([each[name] for each in found]) for name in found[0]}
 
 
-def _curves(models: Float[Tensor, "c s 6"], x: Tensor, y: Tensor, sd: float) -> dict[str, list[float | None]]:
-    """Medians over seeds of what the models say about their data."""
-    found = mixture_sides(models.flatten(0, 1), tile(x, len(models)), tile(y, len(models)), sd)
-    named = {
-        "log_likelihood_argmax": found.argmax,
-        "elbo": found.elbo,
-        "marginal_log_likelihood": found.marginal,
-        "router_entropy": found.entropy,
-        "mse": found.mse_argmax,
-        "mse_expected": found.mse_expected,
+def _summarise_own(
+    spread: Mapping[str, Float[Tensor, "c s"]], models: Float[Tensor, "c s 6"], x: Tensor, y: Tensor, sd: float
+) -> dict[str, list[float | None]]:
+    """Medians over seeds of what the models say about their data, and of how the estimator behaves at them."""
+    sides = mixture_sides(models.flatten(0, 1), tile(x, len(models)), tile(y, len(models)), sd)
+    named = {name: value.unflatten(0, models.shape[:2]) for name, value in sides.items()}
+    named["mse"] = named.pop("mse_argmax")
+    named |= {name: spread[name] for name in ("ess", "largest_weight", "gradient_variance", "gradient_error")}
+    return {name: _each(value, Tensor.median) for name, value in named.items()}
+
+
+def _summarise_common(spread: Mapping[str, Float[Tensor, "c s"]], method: str) -> dict[str, list[float | None]]:
+    medians = ["largest_weight", "possible_weight"]
+    if STRATEGIES[method].unbiased and not STRATEGIES[method].skips:
+        medians.append("row_variance")  # means something only there
+    worst = spread["largest_weight"].argmax(1, keepdim=True)
+    return {
+        **{name: _each(spread[name], Tensor.median) for name in medians},
+        **{name: _each(spread[name], Tensor.mean) for name in ("ess", "gradient_variance", "gradient_error")},
+        "gradient_norm": _each(spread["exact"], lambda squares: squares.mean().sqrt()),
+        **{name: _each(spread[name].gather(1, worst), Tensor.sum) for name in ("p_at_largest", "q_at_largest")},
     }
-    return {name: _finite(value.unflatten(0, models.shape[:2]).median(1).values) for name, value in named.items()}
 
 
-def _medians(spreads: Sequence[Spread]) -> dict[str, list[float | None]]:
-    named = {
-        "ess": torch.stack([spread.ess for spread in spreads]),
-        "largest_weight": torch.stack([spread.largest_weight for spread in spreads]),
-        "gradient_variance": torch.stack([spread.variance for spread in spreads]),
-        "gradient_error": torch.stack([spread.error for spread in spreads]),
-    }
-    return {name: _finite(value.median(1).values) for name, value in named.items()}
-
-
-def _means(spreads: Sequence[Spread]) -> dict[str, list[float | None]]:
-    worst = [int(spread.largest_weight.argmax()) for spread in spreads]
-    named = {
-        "ess": torch.stack([spread.ess.mean() for spread in spreads]),
-        "largest_weight": torch.stack([spread.largest_weight.median() for spread in spreads]),
-        "possible_weight": torch.stack([spread.possible_weight.median() for spread in spreads]),
-        "gradient_variance": torch.stack([spread.variance.mean() for spread in spreads]),
-        "gradient_error": torch.stack([spread.error.mean() for spread in spreads]),
-        "gradient_norm": torch.stack([spread.exact.mean().sqrt() for spread in spreads]),
-        "p_at_largest": torch.stack([spread.p_at_largest[i] for spread, i in zip(spreads, worst, strict=True)]),
-        "q_at_largest": torch.stack([spread.q_at_largest[i] for spread, i in zip(spreads, worst, strict=True)]),
-    }
-    return {name: _finite(value) for name, value in named.items()}
-
-
-def _row_variances(strategy: WeightedSampler, spreads: Sequence[Spread]) -> dict[str, list[float | None]]:
-    """Gives the variances by row, where they mean something."""
-    if strategy.skips or not strategy.unbiased:
-        return {}
-    return {"row_variance": _finite(torch.stack([spread.row_variance.median() for spread in spreads]))}
-
-
-def _finite(values: Float[Tensor, " c"]) -> list[float | None]:
-    """Turns what JSON has no word for into None."""
-    return [value if math.isfinite(value) else None for value in values.tolist()]
+def _each(values: Float[Tensor, "c s"], over_seeds: Callable[[Tensor], Tensor]) -> list[float | None]:
+    """Summarises each checkpoint; what JSON has no word for becomes None."""
+    found = [float(over_seeds(row)) for row in values]
+    return [value if math.isfinite(value) else None for value in found]
 
 
 def _model(parameters: Float[Tensor, "6"], x: Tensor, y: Tensor) -> dict[str, Any]:
@@ -187,5 +163,5 @@ def _model(parameters: Float[Tensor, "6"], x: Tensor, y: Tensor) -> dict[str, An
         "experts": [[slope_0, intercept_0], [slope_1, intercept_1]],
         "router": [-weight, -bias],
         "label": f"{STRATEGIES[_SHOWN].label}, temperature 1",
-        "mse": float(mixture_sides(parameters[None], x[None], y[None], 1.0).mse_argmax),
+        "mse": float(mixture_sides(parameters[None], x[None], y[None], 1.0)["mse_argmax"]),
     }
