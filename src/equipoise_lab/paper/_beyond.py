@@ -99,13 +99,16 @@ def judge_beyond(results: Sequence[Result], recipe: Paper) -> dict[str, Any]:
         }
         for i, name in enumerate(recipe.methods)
     ]
-    solved = dict(zip(recipe.methods, (row["solved"] for row in rows), strict=True))
-    best = max(range(len(recipe.temperatures)), key=lambda i: solved["sample"][i])
-    by_seed = _by_seed(results)
-    at_best = by_seed["sample", recipe.temperatures[best]]
+    by_seed: dict[tuple[str, float], list[bool]] = {}
+    for run in sorted(results, key=attrgetter("seed")):
+        by_seed.setdefault((run.method, run.temperature), []).append(run.solved)
+    of_sample = rows[recipe.methods.index("sample")]["solved"]
+    best = recipe.temperatures[of_sample.index(max(of_sample))]
     inside = [t for t in recipe.temperatures if _LOWEST <= t <= _HIGHEST]
     against = {
-        name: [_pair(t, by_seed[name, t], at_best) for t in inside] for name in recipe.methods if name != "sample"
+        name: [_pair(t, by_seed[name, t], by_seed["sample", best]) for t in inside]
+        for name in recipe.methods
+        if name != "sample"
     }
     return {
         "seeds": recipe.seeds,
@@ -113,7 +116,7 @@ def judge_beyond(results: Sequence[Result], recipe: Paper) -> dict[str, Any]:
         "threshold": recipe.threshold,
         "temperatures": list(recipe.temperatures),
         "rows": rows,
-        "best": {"temperature": recipe.temperatures[best], "solved": solved["sample"][best]},
+        "best": {"temperature": best, "solved": max(of_sample)},
         "against": against,
         "goals": [_judge_tight(against[TIGHT]), _judge_slack(against[SLACKENED], recipe.seeds)],
     }
@@ -121,19 +124,11 @@ def judge_beyond(results: Sequence[Result], recipe: Paper) -> dict[str, Any]:
 
 def beyond_tables(results: Sequence[Result], recipe: Paper) -> list[SolvedTable]:
     """Counts solved seeds by method and temperature: of the argmax expert, and in expectation under the router."""
-    how: dict[str, Any] = {"varies": "temperature", "value": attrgetter("temperature"), "methods": recipe.methods}
+    methods, below = recipe.methods, recipe.threshold
     return [
-        count_solved(results, "Argmax expert", solved=lambda run: run.mse < recipe.threshold, **how),
-        count_solved(results, "In expectation", solved=lambda run: run.mse_expected < recipe.threshold, **how),
+        count_solved(results, "Argmax expert", methods=methods, solved=lambda run: run.mse < below),
+        count_solved(results, "In expectation", methods=methods, solved=lambda run: run.mse_expected < below),
     ]
-
-
-def _by_seed(results: Sequence[Result]) -> dict[tuple[str, float], list[bool]]:
-    """Whether each seed is solved, in their order, by method and temperature."""
-    found: dict[tuple[str, float], list[bool]] = {}
-    for run in sorted(results, key=attrgetter("seed")):
-        found.setdefault((run.method, run.temperature), []).append(run.solved)
-    return found
 
 
 def _pair(temperature: float, ours: Sequence[bool], other: Sequence[bool]) -> dict[str, float]:

@@ -35,30 +35,38 @@ _OVER = "#b3400a"
 # Dark to light, so that an order can be seen in grey.
 _SHADES = ("#08306b", "#2b7bba", "#7fb8da", "#b5b5b5")
 _MARKERS = ("o", "s", "^", "D")
+_SOLVERS = (
+    ("hungarian_ms", "Hungarian (scipy)", Look(colour="#cc6a1b", marker="P")),
+    ("cycle_cancelling_ms", "cycle cancelling", Look(colour="#1f66ad", marker="s")),
+    ("primal_dual_ms", "primal-dual", Look(colour="#08306b", marker="o", dashes="--", filled=False)),
+)
 
 
 def save_study_figures(studies: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
     """Draws every study that has a figure here and is given."""
-    paths: list[Path] = []
-    for name, draw, file in FIGURES:
-        if name in studies:
-            with style():
-                paths += save(draw(studies[name]), folder, file)
-    return paths
+    with style():
+        drawn = [save(draw(studies[name]), folder, file) for name, draw, file in FIGURES if name in studies]
+    return [path for paths in drawn for path in paths]
 
 
 def draw_overview(study: Mapping[str, Any]) -> Figure:
     """Draws expectations and samples as matrices side by side, with the sum of each column below."""
     figure = new_figure(7.6, 3.4)
     panels = row(figure, 5)
-    capacity = study["capacity"]
-    everything = [True] * len(study["router"])
-    _draw_matrix(panels[0], study["router"], "router\nprobabilities", capacity)
-    _draw_matrix(panels[1], study["sinkhorn"], "Sinkhorn\nexpectations", capacity)
-    _draw_sample(panels[2], study["independent"], everything, "independent\nsample", capacity)
-    _draw_sample(panels[3], study["skip"], study["kept"], "the same,\nrest skipped", capacity)
-    _draw_sample(panels[4], study["balanced"], everything, "Gumbel-Matching\nsample", capacity)
-    panels[0].set_ylabel(f"{len(everything)} datapoints")
+    capacity, rows = study["capacity"], len(study["router"])
+    _draw_matrix(panels[0], study["router"], "router\nprobabilities", capacity, percent=True)
+    _draw_matrix(panels[1], study["sinkhorn"], "Sinkhorn\nexpectations", capacity, percent=True)
+    for axes, name, title in (
+        (panels[2], "independent", "independent\nsample"),
+        (panels[3], "skip", "the same,\nrest skipped"),
+        (panels[4], "balanced", "Gumbel-Matching\nsample"),
+    ):
+        kept = study["kept"] if name == "skip" else [True] * rows
+        drawn = list(zip(study[name], kept, strict=True))
+        matrix = [[float(expert == j and stays) for j in range(3)] for expert, stays in drawn]
+        skipped = [(i, expert) for i, (expert, stays) in enumerate(drawn) if not stays]
+        _draw_matrix(axes, matrix, title, capacity, skipped=skipped)
+    panels[0].set_ylabel(f"{rows} datapoints")
     figure.supxlabel(
         f"Three experts of capacity {capacity}; below each column its sum, framed where it exceeds the capacity.\n"
         "Probabilities in percent. Crossed out: drawn, but skipped. The samples share their noise.",
@@ -68,40 +76,35 @@ def draw_overview(study: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _draw_matrix(axes: Axes, matrix: Sequence[Sequence[float]], title: str, capacity: int) -> None:
-    shades = mpl.colormaps[SEQUENTIAL]
-    for i, probabilities in enumerate(matrix):
-        for j, value in enumerate(probabilities):
-            axes.add_patch(Rectangle((j, i), 0.92, 0.88, facecolor=shades(0.04 + 0.9 * value), linewidth=0))
-            text = "white" if value > 0.55 else INK
-            axes.text(j + 0.46, i + 0.46, f"{100 * value:.0f}", fontsize=6.5, color=text, ha="center", va="center")
-    _finish_matrix(axes, [sum(column) for column in zip(*matrix, strict=True)], title, capacity, "{:.1f}")
-
-
-def _draw_sample(axes: Axes, z: Sequence[int], kept: Sequence[bool], title: str, capacity: int) -> None:
-    shades = mpl.colormaps[SEQUENTIAL]
-    for i, (expert, stays) in enumerate(zip(z, kept, strict=True)):
-        for j in range(3):
-            colour = shades(0.04 if j != expert else 0.94 if stays else 0.3)
-            axes.add_patch(Rectangle((j, i), 0.92, 0.88, facecolor=colour, linewidth=0))
-        if not stays:
-            for y in ((i + 0.14, i + 0.74), (i + 0.74, i + 0.14)):
-                axes.plot([expert + 0.28, expert + 0.64], y, color=INK, linewidth=0.9)
-    counts = [sum(expert == j and stays for expert, stays in zip(z, kept, strict=True)) for j in range(3)]
-    _finish_matrix(axes, counts, title, capacity, "{:.0f}")
-
-
-def _finish_matrix(axes: Axes, sums: Sequence[float | int], title: str, capacity: int, form: str) -> None:
-    """Writes the sum below each column, framed where it is beyond capacity."""
-    rows = 12
-    for j, total in enumerate(sums):
+def _draw_matrix(
+    axes: Axes,
+    matrix: Sequence[Sequence[float]],
+    title: str,
+    capacity: int,
+    *,
+    percent: bool = False,
+    skipped: Sequence[tuple[int, int]] = (),
+) -> None:
+    """Draws a cell for each pair, the darker the more, and the sum below each column, framed if beyond capacity."""
+    shades, rows = mpl.colormaps[SEQUENTIAL], len(matrix)
+    for i, values in enumerate(matrix):
+        for j, value in enumerate(values):
+            shade = shades(0.3 if (i, j) in skipped else 0.04 + 0.9 * value)
+            axes.add_patch(Rectangle((j, i), 0.92, 0.88, facecolor=shade, linewidth=0))
+            if percent:
+                colour = "white" if value > 0.55 else INK
+                text = f"{100 * value:.0f}"
+                axes.text(j + 0.46, i + 0.46, text, fontsize=6.5, color=colour, ha="center", va="center")
+    for i, j in skipped:
+        for y in ((i + 0.14, i + 0.74), (i + 0.74, i + 0.14)):
+            axes.plot([j + 0.28, j + 0.64], y, color=INK, linewidth=0.9)
+    for j, total in enumerate(sum(column) for column in zip(*matrix, strict=True)):
         if total > capacity + 1e-6:
             axes.add_patch(Rectangle((j + 0.04, rows + 0.2), 0.84, 0.86, fill=False, edgecolor=_OVER, linewidth=1.2))
-        axes.text(j + 0.46, rows + 0.64, form.format(total), ha="center", va="center", fontsize=8)
-    axes.set(xlim=(-0.1, 3.02), ylim=(rows + 1.1, -0.1), aspect=0.62)
+        text = f"{total:.1f}" if percent else f"{total:.0f}"
+        axes.text(j + 0.46, rows + 0.64, text, ha="center", va="center", fontsize=8)
+    axes.set(xlim=(-0.1, 3.02), ylim=(rows + 1.1, -0.1), aspect=0.62, xticks=[], yticks=[])
     axes.set_title(title, loc="center", fontsize=8.5)
-    axes.set_xticks([])
-    axes.set_yticks([])
     axes.spines[:].set_visible(False)
 
 
@@ -109,10 +112,15 @@ def draw_marginals(study: Mapping[str, Any]) -> Figure:
     """Draws Sinkhorn's entries against those of Gumbel-Matching and Gibbs, then the error against n."""
     figure = new_figure(7.6, 5.6)
     above, below = stack(figure, 1.0, 1.05)
-    shown = study["points"]
-    scatters = row(above, len(shown), sharey=True)
-    for axes, size in zip(scatters, shown, strict=True):
-        _draw_entries(axes, size)
+    scatters = row(above, len(study["points"]), sharey=True)
+    for axes, size in zip(scatters, study["points"], strict=True):
+        axes.plot([0.0, 1.0], [0.0, 1.0], color=GREY, linewidth=0.8, zorder=1)
+        x, matching, gibbs = zip(*size["entries"], strict=True)
+        axes.plot(x, gibbs, **_GIBBS.points(), label="Gibbs")
+        axes.plot(x, matching, **_MATCHING.points(), label="Gumbel-Matching")
+        axes.set(aspect="equal", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xlabel="Sinkhorn's expectation")
+        axes.set_title(f"n = {size['n']}, k = {size['k']}")
+        add_grid(axes)
     scatters[0].set_ylabel("marginal probability")
     scatters[0].legend(loc="upper left", fontsize=8, handletextpad=0.2)
     experts = sorted({size["k"] for size in study["sizes"]})
@@ -126,17 +134,6 @@ def draw_marginals(study: Mapping[str, Any]) -> Figure:
         f"datapoints n; logits of standard deviation {spread}; bars: standard error over matrices", fontsize=8.5
     )
     return figure
-
-
-def _draw_entries(axes: Axes, size: Mapping[str, Any]) -> None:
-    axes.plot([0.0, 1.0], [0.0, 1.0], color=GREY, linewidth=0.8, zorder=1)
-    x = [entry[0] for entry in size["entries"]]
-    for column, name, mark in ((2, "Gibbs", _GIBBS), (1, "Gumbel-Matching", _MATCHING)):
-        y = [entry[column] for entry in size["entries"]]
-        axes.plot(x, y, **mark.points(), label=name)
-    axes.set(aspect="equal", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xlabel="Sinkhorn's expectation")
-    axes.set_title(f"n = {size['n']}, k = {size['k']}")
-    add_grid(axes)
 
 
 def _draw_errors(axes: Axes, sizes: Sequence[Mapping[str, Any]], k: int) -> None:
@@ -209,39 +206,29 @@ def _draw_powers(axes: Axes, points: Sequence[Mapping[str, Any]], looks: Mapping
 def draw_solver_time(study: Mapping[str, Any]) -> Figure:
     """Draws the time of each solver against n, one panel for each k, then the number of improvements."""
     sizes = [size for size in study["sizes"] if size["n"] > size["k"]]
-    experts = sorted({size["k"] for size in sizes})
+    by_experts = {k: [size for size in sizes if size["k"] == k] for k in sorted({size["k"] for size in sizes})}
     figure = new_figure(7.6, 5.0)
     above, below = stack(figure, 1.0, 0.85)
-    panels = row(above, len(experts), sharey=True)
-    for axes, k in zip(panels, experts, strict=True):
-        _draw_times(axes, [size for size in sizes if size["k"] == k], k)
+    panels = row(above, len(by_experts), sharey=True)
+    for axes, (k, chosen) in zip(panels, by_experts.items(), strict=True):
+        for key, name, mark in _SOLVERS:
+            points = ((size["n"], None if size[key] is None else 1e-3 * size[key]) for size in chosen)
+            plot_known(axes, points, **mark.line, label=name)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda seconds, _: tick_seconds(seconds))
+        axes.set_title(f"k = {k} experts")
+        _rows_axis(axes, sorted({size["n"] for size in chosen})[::2])
     panels[0].set_ylabel("time of one call")
     panels[0].legend(loc="upper left", fontsize=7.5)
     axes = below.subplots()
-    for k, colour, marker in zip(experts, _SHADES[::-1], _MARKERS, strict=False):
+    for (k, chosen), colour, marker in zip(by_experts.items(), _SHADES[::-1], _MARKERS, strict=False):
         line = Look(colour=colour, marker=marker).line
-        chosen = [size for size in sizes if size["k"] == k]
         axes.plot([size["n"] for size in chosen], [size["improvements"] for size in chosen], **line, label=f"k = {k}")
     axes.legend(fontsize=8)
     axes.set(ylabel="cycles cancelled", xlabel="datapoints n")
     axes.set_title("improvements after the auction's start, one datapoint an edge as in the paper")
     _rows_axis(axes, sorted({size["n"] for size in sizes}))
     return figure
-
-
-def _draw_times(axes: Axes, sizes: Sequence[Mapping[str, Any]], k: int) -> None:
-    lines = (
-        ("hungarian_ms", "Hungarian (scipy)", Look(colour="#cc6a1b", marker="P")),
-        ("cycle_cancelling_ms", "cycle cancelling", Look(colour="#1f66ad", marker="s")),
-        ("primal_dual_ms", "primal-dual", Look(colour="#08306b", marker="o", dashes="--", filled=False)),
-    )
-    for key, name, mark in lines:
-        points = ((size["n"], None if size[key] is None else 1e-3 * size[key]) for size in sizes)
-        plot_known(axes, points, **mark.line, label=name)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda seconds, _: tick_seconds(seconds))
-    axes.set_title(f"k = {k} experts")
-    _rows_axis(axes, sorted({size["n"] for size in sizes})[::2])
 
 
 def _rows_axis(axes: Axes, ticks: Sequence[int]) -> None:

@@ -42,7 +42,7 @@ def draw_training(study: Mapping[str, Any]) -> Figure:
     for axes, method in zip(panels, methods, strict=False):
         record = _find(study["training"], method, 1.0)
         for key, _, mark in _SIDES:
-            _plot(axes, record, key, mark)
+            _plot(axes, record, key, **mark.dotted(3))
         axes.set(title=PAPER_STRATEGIES[method].label, ylim=(-2.2, 1.2))
         _steps_axis(axes)
         # Before, all methods are where they started, far below.
@@ -61,7 +61,7 @@ def draw_training(study: Mapping[str, Any]) -> Figure:
     entropies = row(below, 2, sharey=True)
     for axes, temperature in zip(entropies, (1.0, 10.0), strict=True):
         for method in methods:
-            _plot(axes, _find(study["training"], method, temperature), "router_entropy", look(method))
+            _plot(axes, _find(study["training"], method, temperature), "router_entropy", **look(method).dotted(3))
         axes.set(title=f"router's entropy, temperature {temperature:g}", xlabel="step")
         axes.set_ylim(bottom=0.0)
         _steps_axis(axes)
@@ -71,51 +71,39 @@ def draw_training(study: Mapping[str, Any]) -> Figure:
 
 
 def draw_weights(study: Mapping[str, Any]) -> Figure:
-    """Draws effective sample size, largest weight and variance of every estimator at the same routers."""
+    """Draws effective sample size, largest weight and variance of every estimator at the same routers.
+
+    Dotted: what the draws would have shown, had the rarest pairs been among them.
+    """
     figure = new_figure(7.6, 6.6)
+    weight, variance = f"largest weight in {study['draws']} draws", "variance of the\nrouter's gradient"
     quantities = (
-        ("ess", "effective sample size / n"),
-        ("largest_weight", f"largest weight in {study['draws']} draws"),
-        ("gradient_variance", "variance of the\nrouter's gradient"),
+        ("ess", "effective sample size / n", "", (0.0, 1.05)),
+        ("largest_weight", weight, "possible_weight", (0.7, 3e6)),
+        ("gradient_variance", variance, "row_variance", (3e-8, 0.1)),
     )
-    for part, (key, title) in zip(stack(figure, 1.0, 1.0, 1.0), quantities, strict=True):
+    for part, (key, title, unseen, limits) in zip(stack(figure, 1.0, 1.0, 1.0), quantities, strict=True):
         panels = row(part, 2, sharey=True)
         for axes, temperature in zip(panels, (1.0, 10.0), strict=True):
-            for method in PAPER_STRATEGIES:
-                _plot(axes, _find(study["common"], method, temperature), key, look(method))
+            records = {method: _find(study["common"], method, temperature) for method in PAPER_STRATEGIES}
+            for method, record in records.items():
+                _plot(axes, record, key, **look(method).dotted(3))
             _steps_axis(axes)
             if key == "ess":
                 axes.set_title(f"proposal at temperature {temperature:g}")
             else:
                 axes.set_yscale("log")
             if key == "gradient_variance":
-                _draw_norm(axes, _find(study["common"], "sample", temperature))
+                # The squared norm of the exact gradient, below which a variance hardly matters.
+                _plot(axes, records["sample"], "gradient_norm", power=2, color=GREY, linewidth=0.9, zorder=1)
                 axes.set_xlabel("step of Sample's training")
-            _draw_unseen(axes, _find(study["common"], "gm-iw", temperature), key)
+            axes.set_ylim(limits)
+            _plot(axes, records["gm-iw"], unseen, **_UNSEEN)
         panels[0].set_ylabel(title)
     norm = Line2D([], [], color=GREY, linewidth=0.9, label="exact gradient, squared norm")
-    unseen = Line2D([], [], **_UNSEEN, label="Gumbel-Matching IW, drawn or not")
-    figure.legend(handles=[*legend_lines(), norm, unseen], loc="outside upper center", ncols=3, fontsize=8)
+    dotted = Line2D([], [], **_UNSEEN, label="Gumbel-Matching IW, drawn or not")
+    figure.legend(handles=[*legend_lines(), norm, dotted], loc="outside upper center", ncols=3, fontsize=8)
     return figure
-
-
-def _draw_norm(axes: Axes, record: Mapping[str, Any]) -> None:
-    """Draws the squared norm of the exact gradient, below which a variance hardly matters."""
-    if record:
-        axes.plot(_shown(record), [value**2 for value in record["gradient_norm"]], color=GREY, linewidth=0.9, zorder=1)
-
-
-def _draw_unseen(axes: Axes, record: Mapping[str, Any], key: str) -> None:
-    """Draws what the draws would have shown, had the rarest pairs been among them; frames the panel by hand."""
-    name, low, high = {
-        "ess": ("", 0.0, 1.05),
-        "largest_weight": ("possible_weight", 0.7, 3e6),
-        "gradient_variance": ("row_variance", 3e-8, 0.1),
-    }[key]
-    axes.set_ylim(low, high)
-    if name in record:
-        values = [float("nan") if value is None else value for value in record[name]]
-        axes.plot(_shown(record), values, **_UNSEEN)
 
 
 def draw_elbo(study: Mapping[str, Any]) -> Figure:
@@ -125,12 +113,12 @@ def draw_elbo(study: Mapping[str, Any]) -> Figure:
     panels = row(figure, 2 * len(sds))
     for i, sd in enumerate(sds):
         left, right = panels[2 * i], panels[2 * i + 1]
-        for curve in (curve for curve in study["curves"] if curve["sd"] == sd):
+        for curve, model in zip(study["curves"], study["models"], strict=True):
+            if curve["sd"] != sd:
+                continue
             name, mark = _OBJECTIVES[curve["objective"]]
             left.fill_between(curve["steps"], curve["low"], curve["high"], color=mark.colour, alpha=0.18, linewidth=0)
             left.plot(curve["steps"], curve["router_entropy"], **mark.dotted(8), label=name)
-        for model in (model for model in study["models"] if model["sd"] == sd):
-            mark = _OBJECTIVES[model["objective"]][1]
             for p in model["p"]:
                 right.plot(model["x"], p, color=mark.colour, linestyle=mark.dashes, linewidth=0.8, alpha=0.8)
         left.set(xscale="log", yscale="log")
@@ -152,13 +140,10 @@ def draw_noise(study: Mapping[str, Any]) -> Figure:
     panels = row(figure, len(_SETTINGS), sharey=True)
     for axes, ((method, importance), title) in zip(panels, _SETTINGS.items(), strict=True):
         for kind, (name, mark) in _KINDS.items():
-            chosen = [
-                run
-                for run in study["runs"]
-                if (run["method"], run["importance"], run["kind"]) == (method, importance, kind)
-            ]
-            scales, solved = [run["scale"] for run in chosen], [run["solved"] / run["seeds"] for run in chosen]
-            axes.plot(scales, solved, **mark.line, label=name)
+            where = (method, importance, kind)
+            chosen = [run for run in study["runs"] if (run["method"], run["importance"], run["kind"]) == where]
+            solved = [run["solved"] / run["seeds"] for run in chosen]
+            axes.plot([run["scale"] for run in chosen], solved, **mark.line, label=name)
         axes.set(xscale="log", ylim=(-0.05, 1.05))
         name_ticks(axes, sorted({run["scale"] for run in study["runs"]}))
         axes.set(title=title, xlabel="scale of the noise")
@@ -177,21 +162,14 @@ def draw_noise(study: Mapping[str, Any]) -> Figure:
 
 def _find(records: Sequence[Mapping[str, Any]], method: str, temperature: float) -> Mapping[str, Any]:
     """Finds the record of a method and temperature; empty where there is none."""
-    for record in records:
-        if record["method"] == method and record["temperature"] == temperature:
-            return record
-    return {}
+    return next((r for r in records if (r["method"], r["temperature"]) == (method, temperature)), {})
 
 
-def _plot(axes: Axes, record: Mapping[str, Any], key: str, mark: Look) -> None:
-    if record:
-        values = [float("nan") if value is None else value for value in record[key]]
-        axes.plot(_shown(record), values, **mark.dotted(3))
-
-
-def _shown(record: Mapping[str, Any]) -> list[float]:
-    """Puts step 0, which a logarithmic axis has no place for, half a step before the first."""
-    return [max(float(step), 0.5) for step in record["steps"]]
+def _plot(axes: Axes, record: Mapping[str, Any], key: str, *, power: int = 1, **how: Any) -> None:
+    """Draws a curve of a record that has it; step 0, which a logarithmic axis has no place for, as half a step."""
+    if key in record:
+        values = [float("nan") if value is None else value**power for value in record[key]]
+        axes.plot([max(float(step), 0.5) for step in record["steps"]], values, **how)
 
 
 def _steps_axis(axes: Axes) -> None:
