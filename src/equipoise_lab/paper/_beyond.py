@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The toy experiment with what the paper does not have: bounded weights, slack, averaged conditionals, a critic.
 
-No setting of what is compared was chosen on these seeds.
+Trained, judged by two goals, and drawn. No setting of what is compared was chosen on these seeds.
 """
 
 import json
@@ -12,13 +12,17 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
 from equipoise_lab._ledger import write_whole
+from equipoise_lab._style import INK, Look, add_grid, new_figure, row, save, style, write_note
 from equipoise_lab._tasks import Progress
 from equipoise_lab.paper._methods import BEYOND, METHOD_TABLE
 from equipoise_lab.paper._recipe import Paper
-from equipoise_lab.paper._results import Result
+from equipoise_lab.paper._results import Result, read_results
 from equipoise_lab.paper._runner import run_units
-from equipoise_lab.paper._solved import SolvedTable, count_solved
+from equipoise_lab.paper._solved import SolvedTable, count_solved, draw_tables
 
 # What the paper has, to compare with: no capacity; skipping; balanced sampling.
 COMPARED = ("sample", "skip-iw", "gm-iw")
@@ -28,6 +32,17 @@ TIGHT, SLACKENED = "gm-iw-mix-critic", "gm-iw-mix-critic-slack"
 _FURTHER = 1000
 # The goals speak of these temperatures, and of 38 seeds in 40.
 _LOWEST, _HIGHEST, _ENOUGH = 0.03, 30.0, 0.95
+# The paper's in grey, ours in colour.
+_LOOKS = {
+    "sample": Look(colour="#3d3d3d", marker="o"),
+    "skip-iw": Look(colour="#7a7a7a", marker="s", dashes="--"),
+    "gm-iw": Look(colour="#a3a3a3", marker="^", dashes=":"),
+    "skip-iw-mix-critic": Look(colour="#0b4f94", marker="D", dashes="--", filled=False),
+    "gm-iw-mix": Look(colour="#cc6a1b", marker="v", dashes=(0, (5.0, 1.5, 1.0, 1.5)), filled=False),
+    TIGHT: Look(colour="#8c2d04", marker="P"),
+    SLACKENED: Look(colour="#1a6b3c", marker="X"),
+}
+_PANELS = (("solved", "Error of the argmax expert"), ("solved_expected", "Error in expectation under the router"))
 
 
 def beyond_recipe(recipe: Paper) -> Paper:
@@ -164,3 +179,37 @@ def _judge_slack(pairs: Sequence[Mapping[str, Any]], seeds: int) -> dict[str, An
         "holds": all(pair["solved"] >= enough for pair in pairs),
         "measured": f"solved at least {least['solved']} of {seeds} (temperature {least['temperature']:g})",
     }
+
+
+def draw_beyond_figures(out: Path, study: Mapping[str, Any], recipe: Paper, note: str) -> list[Path]:
+    """Draws both figures of what is in `beyond` of a folder into its `figures`.
+
+    Returns:
+        The files written: SVG and PNG of `beyond` and `beyond-solved`.
+    """
+    results = read_results(out / "beyond" / "results.csv")
+    with style():
+        paths = save(_draw_lines(study, note), out / "figures", "beyond")
+        tables = draw_tables(beyond_tables(results, recipe), 11.0, note)
+        return paths + save(tables, out / "figures", "beyond-solved")
+
+
+def _draw_lines(study: Mapping[str, Any], note: str) -> Figure:
+    figure = new_figure(10.8, 4.6)
+    panels = row(figure, 2, sharey=True)
+    by_name = {entry["method"]: entry for entry in study["rows"]}
+    for axes, (key, title) in zip(panels, _PANELS, strict=True):
+        for name, look in _LOOKS.items():
+            entry, above = by_name[name], 2.0 if name in COMPARED else 4.0 if name == TIGHT else 3.0
+            axes.plot(study["temperatures"], entry[key], label=entry["label"], zorder=above, **look.line)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(ylim=(-0.02 * study["seeds"], 1.04 * study["seeds"]), xlabel="temperature of the proposal")
+        axes.set_title(title, fontweight="bold", color=INK)
+        add_grid(axes)
+    panels[0].set_ylabel(f"solved seeds of {study['seeds']}")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    write_note(figure, note)
+    return figure

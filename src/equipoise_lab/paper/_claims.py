@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise_lab._ledger import write_whole
-from equipoise_lab.paper._claims_studies import STUDY_JUDGES
 from equipoise_lab.paper._results import BASELINES, Baseline, Result
-from equipoise_lab.paper._rules import Outcomes, Part, Verdict, all_hold, judge_statement
+from equipoise_lab.paper._rules import NOT_RUN, Outcomes, Part, Study, Verdict, all_hold, judge_statement
 from equipoise_lab.paper._solved import SolvedTable
+from equipoise_lab.paper._studies import JUDGES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +45,7 @@ class Claim:
     parts: tuple[Part, ...] = ()  # the statements that the rule consists of, each with its verdict
 
 
-def judge(results: Iterable[Result], studies: Mapping[str, Mapping[str, Any]]) -> list[Claim]:
+def judge(results: Iterable[Result], studies: Mapping[str, Study]) -> list[Claim]:
     """Judges the sixteen claims by the training runs and the studies; one whose results are missing is "not judged".
 
     Example:
@@ -57,20 +57,25 @@ def judge(results: Iterable[Result], studies: Mapping[str, Mapping[str, Any]]) -
     return [_judge_claim(rule, outcomes, studies) for rule in RULES]
 
 
-def _judge_claim(
-    rule: Mapping[str, Any], outcomes: Mapping[Baseline, Outcomes], studies: Mapping[str, Mapping[str, Any]]
-) -> Claim:
-    study, statements = rule.get("study"), rule["statements"]
+def _judge_claim(rule: Mapping[str, Any], outcomes: Mapping[Baseline, Outcomes], studies: Mapping[str, Study]) -> Claim:
+    statements, both = rule["statements"], rule.get("both", False)
     parts: list[Part] = []
-    for baseline in BASELINES if rule.get("both") else BASELINES[:1]:
-        if study:
-            found = STUDY_JUDGES[study](studies.get(study, {}))
+    for baseline in BASELINES if both else BASELINES[:1]:
+        if study := rule.get("study"):
+            found = _judge_study(study, studies, len(statements))
         else:
             found = [judge_statement(outcomes[baseline], *statement[:-1]) for statement in statements]
         for part, (kind, *_, words) in zip(found, statements, strict=True):
-            stated = replace(part, rule=words, core=not kind.startswith("secondary"))
-            parts.append(replace(stated, baseline=baseline) if rule.get("both") else stated)
+            core, of = not kind.startswith("secondary"), baseline if both else None
+            parts.append(replace(part, rule=words, core=core, baseline=of))
     return _put_together(rule, parts)
+
+
+def _judge_study(name: str, studies: Mapping[str, Study], statements: int) -> list[Part]:
+    try:
+        return JUDGES[name](studies[name])
+    except LookupError:  # it was not run, or lacks what a statement needs
+        return [NOT_RUN] * statements
 
 
 def _put_together(rule: Mapping[str, Any], parts: Sequence[Part]) -> Claim:

@@ -11,8 +11,7 @@ from typing import Any
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin
 from equipoise_lab._tasks import Part, Progress, ignore, run_parts
-from equipoise_lab.paper._beyond import beyond_recipe, run_beyond
-from equipoise_lab.paper._beyond_figures import draw_beyond_figures
+from equipoise_lab.paper._beyond import beyond_recipe, draw_beyond_figures, run_beyond
 from equipoise_lab.paper._claims import Claim, judge, write_claims
 from equipoise_lab.paper._recipe import Paper
 from equipoise_lab.paper._report import write_report
@@ -21,9 +20,8 @@ from equipoise_lab.paper._results import Result
 from equipoise_lab.paper._runner import load_unit, run_units
 from equipoise_lab.paper._sensitivity import run_sensitivity
 from equipoise_lab.paper._solved import panel_tables
-from equipoise_lab.paper._studies import ON_RECIPE, STUDIES
+from equipoise_lab.paper._studies import ON_RECIPE, STUDIES, save_study_figures
 from equipoise_lab.paper._studies._traces import path_of
-from equipoise_lab.paper._study_figures import save_study_figures
 
 # Measured alone, on one process, because it is a time.
 _ALONE = "solver_time"

@@ -30,6 +30,8 @@ _VARIANTS = {"plain": "without Sinkhorn", "sinkhorn": "with Sinkhorn first"}
 
 Verdict = Literal["holds", "does not hold", "undecided", "not judged"]
 Interval = tuple[float, float]
+Study = Mapping[str, Any]
+"""What a study found, or a record of it, as its JSON file has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +45,23 @@ class Part:
     figures: dict[str, float] = field(default_factory=dict[str, float])  # what was measured, by name
     seeds: int | None = None  # where it is undecided: about how many would decide it, if fractions stay what they are
     baseline: Baseline | None = None  # of the runs, where the claim is judged for both baselines
+
+
+NOT_RUN = Part(measured="not run", verdict="not judged")
+
+
+def decided(holds: bool, measured: str, figures: dict[str, float]) -> Part:
+    """Judges a statement that is true or not."""
+    return Part(measured=measured, verdict="holds" if holds else "does not hold", figures=figures)
+
+
+def finite(numbers: Iterable[float | None]) -> list[float]:
+    """Lists numbers that a statement needs; LookupError where one is None or not finite, or where there is none."""
+    wanted = list(numbers)
+    found = [number for number in wanted if number is not None and math.isfinite(number)]
+    if not found or len(found) < len(wanted):
+        raise LookupError("not run")
+    return found
 
 
 def wilson(solved: int, runs: int) -> Interval:

@@ -11,20 +11,29 @@ Legend: r runs, n rows (datapoints), k = 2 columns (experts).
 
 import itertools
 import math
+import statistics
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from torch import Tensor
 
+from equipoise_lab._style import Look, add_grid, legend_lines, new_figure, row
 from equipoise_lab.paper._recipe import Paper
+from equipoise_lab.paper._rules import NOT_RUN, Part, Study, above, all_hold, decided, mean_interval
 from equipoise_lab.paper._studies._mixture import mixture_sides
 from equipoise_lab.paper._studies._traces import checkpoints
 from equipoise_lab.paper._task import Models, Rows, draw_datasets, draw_parameters
 
 # The noise of the data, and the width at which the log-likelihood is minus the squared error, up to a constant.
 SDS = (0.1, math.sqrt(0.5))
-GROUPS = tuple(itertools.product(("elbo", "marginal"), SDS))
+_OBJECTIVES = {
+    "elbo": ("ELBO", Look(colour="#08306b", marker="o")),
+    "marginal": ("marginal likelihood", Look(colour="#cc6a1b", marker="^", dashes="--", filled=False)),
+}
+GROUPS = tuple(itertools.product(_OBJECTIVES, SDS))
 _CURVE_POINTS = 60
 
 
@@ -103,3 +112,56 @@ def gradient(parameters: Models, x: Rows, y: Rows, sd: Float[Tensor, " r"], marg
     slopes = [(by * x).mean(-1) for by in (by_logit, *by_expert)]
     constants = [by.mean(-1) for by in (by_logit, *by_expert)]
     return torch.stack([slopes[0], constants[0], slopes[1], slopes[2], constants[1], constants[2]], -1)
+
+
+def judge(study: Study) -> list[Part]:
+    """Claim 15: the router ends deterministic under the ELBO, and less so under the marginal likelihood."""
+    runs: list[Study] = study["runs"]
+    medians: dict[float, float] = {}
+    gaps: dict[float, tuple[float, tuple[float, float]]] = {}
+    for sd in sorted({float(r["sd"]) for r in runs}):
+        elbo, marginal = (
+            {r["seed"]: r["router_entropy"] for r in runs if r["objective"] == objective and r["sd"] == sd}
+            for objective in _OBJECTIVES
+        )
+        seeds = sorted(elbo.keys() & marginal.keys())
+        if len(seeds) > 1:
+            medians[sd] = statistics.median(elbo.values())
+            gaps[sd] = mean_interval([marginal[seed] - elbo[seed] for seed in seeds])
+    if not gaps:
+        return [NOT_RUN] * 2
+    one = ", ".join(f"{median:.3g} at sd {sd:.3g}" for sd, median in medians.items())
+    two = ", ".join(f"{m:+.3g} ({low:+.3g} to {high:+.3g}) at sd {sd:.3g}" for sd, (m, (low, high)) in gaps.items())
+    figures = {f"entropy elbo sd {sd:.3g}": median for sd, median in medians.items()}
+    further = {f"entropy marginal - elbo sd {sd:.3g}": mean for sd, (mean, _) in gaps.items()}
+    verdict = all_hold(above(interval, 0.0) for _, interval in gaps.values())
+    deterministic = decided(max(medians.values()) <= 0.05, one, figures)
+    return [deterministic, Part(measured=two, verdict=verdict, figures=further)]
+
+
+def draw(study: Study) -> Figure:
+    """Draws the router's entropy along training of both objectives, and the routers that they end with."""
+    figure = new_figure(7.6, 3.4)
+    sds = sorted({curve["sd"] for curve in study["curves"]})
+    panels = row(figure, 2 * len(sds))
+    for i, sd in enumerate(sds):
+        left, right = panels[2 * i], panels[2 * i + 1]
+        for curve, model in zip(study["curves"], study["models"], strict=True):
+            if curve["sd"] != sd:
+                continue
+            name, mark = _OBJECTIVES[curve["objective"]]
+            left.fill_between(curve["steps"], curve["low"], curve["high"], color=mark.colour, alpha=0.18, linewidth=0)
+            left.plot(curve["steps"], curve["router_entropy"], **mark.dotted(8), label=name)
+            for p in model["p"]:
+                right.plot(model["x"], p, color=mark.colour, linestyle=mark.dashes, linewidth=0.8, alpha=0.8)
+        left.set(xscale="log", yscale="log")
+        left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        left.yaxis.set_minor_formatter(NullFormatter())
+        left.set(title=f"experts' sd {sd:.2g}:\nrouter's entropy (nats)", xlabel="step")
+        right.set(title="routers at the end:\np of expert 1", xlabel="x", xlim=(0.44, 0.56))
+        right.set_xticks([0.45, 0.5, 0.55])
+        for axes in (left, right):
+            add_grid(axes)
+    lines = legend_lines((f"trained on the {name}", mark) for name, mark in _OBJECTIVES.values())
+    figure.legend(handles=lines, loc="outside upper left", ncols=2)
+    return figure

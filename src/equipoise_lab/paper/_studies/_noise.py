@@ -18,23 +18,35 @@ Legend: r runs, m runs of one setting and kind, n rows (datapoints), 2 experts.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from equipoise.estimators import gate, gated_loss, load_balance_loss, probability_ratio
+from equipoise.estimators import PAPER_STRATEGIES, gate, gated_loss, load_balance_loss, probability_ratio
 from equipoise.sampling import Sample, sample_gumbel_matching
+from equipoise_lab._style import Look, add_grid, legend_lines, name_ticks, new_figure, row
 from equipoise_lab.paper._recipe import Paper
+from equipoise_lab.paper._results import THRESHOLD
+from equipoise_lab.paper._rules import HALF, NOT_RUN, Part, Setting, Study, all_hold, difference_part
 from equipoise_lab.paper._task import Models, Rows, draw_datasets, draw_parameters, errors, lines, router
 
-KINDS = ("gumbel", "gaussian", "jitter")
+KINDS = {
+    "gumbel": ("Gumbel", Look(colour="#08306b", marker="o")),
+    "gaussian": ("Gaussian", Look(colour="#5b9bd0", marker="s", dashes="--", filled=False)),
+    "jitter": ("input jitter", Look(colour="#cc6a1b", marker="^", dashes=":")),
+}
+_JITTER = 2  # its place among them
 SCALES = (0.01, 0.03, 0.1, 0.3)
 # What the paper needs for gating to work, balanced sampling with weights, and the usual practice, noise and argmax.
 # Balanced settings come first: the code below assigns a slice.
-SETTINGS = (("gm-iw", True), ("sample", False))
+SETTINGS = {
+    ("gm-iw", True): "balanced assignment, importance weights",
+    ("sample", False): "argmax of each row, no weights",
+}
 _NOISE = 4 << 20
 # Steps whose noise is drawn at once.
 _CHUNK = 100
@@ -155,7 +167,7 @@ def draw_sample(
     slope = theta[..., 0:1] * x
     a = slope + theta[..., 1:2]
     width = scale[:, None].expand(a.shape).clone()
-    width[:, KINDS.index("jitter")] *= slope[:, KINDS.index("jitter")]
+    width[:, _JITTER] *= slope[:, _JITTER]
     d = torch.addcmul(a, width, v)
     z, threshold = (d > 0).long(), torch.zeros_like(d)
     if balanced:
@@ -181,3 +193,60 @@ def _log_cdf(u: Float[Tensor, "settings kinds m n"]) -> Float[Tensor, "settings 
         ],
         1,
     )
+
+
+def judge(study: Study) -> list[Part]:
+    """Claim 16: Gumbel noise does as well as Gaussian noise and jitter, each at the scale that suits it best."""
+    best: dict[str, dict[str, Setting]] = {}
+    for r in study["runs"]:
+        name = PAPER_STRATEGIES[r["method"]].label + ("" if r["importance"] else " without importance weights")
+        solved = {seed: mse is not None and mse < THRESHOLD for seed, mse in enumerate(r["mse"])}
+        found, kinds = Setting(f"{name} {r['kind']}", solved), best.setdefault(name, {})
+        kinds[r["kind"]] = max(kinds.get(r["kind"], found), found, key=lambda setting: setting.fraction)
+    return [_compare_noise(best, *other) for other in (("gaussian", "Gaussian noise"), ("jitter", "input jitter"))]
+
+
+def _compare_noise(best: Mapping[str, Mapping[str, Setting]], kind: str, name: str) -> Part:
+    """Compares Gumbel noise with one other kind, wherever either of the two solves the task for most seeds."""
+    pairs = {s: (kinds[kind], kinds["gumbel"]) for s, kinds in best.items() if {"gumbel", kind} <= kinds.keys()}
+    if not pairs:
+        return NOT_RUN
+    parts = [
+        difference_part([theirs], [ours], (f"{setting}: {name}", "Gumbel noise"), at_most=True)
+        for setting, (theirs, ours) in pairs.items()
+        if max(theirs.fraction, ours.fraction) > HALF
+    ]
+    if not parts:
+        return Part(measured=f"neither trains the model with {', '.join(pairs)}", verdict="undecided")
+    return Part(
+        measured="; ".join(part.measured for part in parts),
+        verdict=all_hold(part.verdict for part in parts),
+        figures={setting.name: setting.fraction for pair in pairs.values() for setting in pair},
+        seeds=max((part.seeds for part in parts if part.seeds is not None), default=None),
+    )
+
+
+def draw(study: Study) -> Figure:
+    """Draws how many seeds solve the task under each kind of noise, over its scale."""
+    figure = new_figure(7.6, 2.9)
+    panels = row(figure, len(SETTINGS), sharey=True)
+    for axes, ((method, importance), title) in zip(panels, SETTINGS.items(), strict=True):
+        for kind, (name, mark) in KINDS.items():
+            where = (method, importance, kind)
+            chosen = [run for run in study["runs"] if (run["method"], run["importance"], run["kind"]) == where]
+            solved = [run["solved"] / run["seeds"] for run in chosen]
+            axes.plot([run["scale"] for run in chosen], solved, **mark.line, label=name)
+        axes.set(xscale="log", ylim=(-0.05, 1.05))
+        name_ticks(axes, sorted({run["scale"] for run in study["runs"]}))
+        axes.set(title=title, xlabel="scale of the noise")
+        add_grid(axes)
+    panels[0].set_ylabel("seeds that solve the task")
+    panels[0].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    figure.legend(
+        handles=legend_lines(KINDS.values()),
+        loc="outside upper left",
+        ncols=3,
+        title=f"gating with balance loss {study['balance_weight']:g}",
+        alignment="left",
+    )
+    return figure

@@ -9,16 +9,22 @@ Legend: s seeds, c checkpoints, t temperatures.
 """
 
 import math
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 
-from equipoise.estimators import STRATEGIES
+from equipoise.estimators import PAPER_STRATEGIES, STRATEGIES
+from equipoise_lab._style import GREY, LOOKS, Look, add_grid, legend_lines, look, new_figure, row, stack
 from equipoise_lab.paper._recipe import Paper
 from equipoise_lab.paper._results import Baseline, Run
+from equipoise_lab.paper._rules import Part, Study, decided, finite
 from equipoise_lab.paper._studies._mixture import measure_spread, mixture_sides, tile
 from equipoise_lab.paper._task import draw_datasets
 from equipoise_lab.paper._train import Trained, train
@@ -27,6 +33,12 @@ TEMPERATURES = (1.0, 10.0)
 _CHECKPOINTS = 20
 # The method whose final model at temperature 1 is shown with the data.
 _SHOWN = "skip-iw"
+_SIDES = (
+    ("marginal_log_likelihood", "marginal log-likelihood", Look(colour="#5b9bd0", marker="s", dashes="--")),
+    ("log_likelihood_argmax", "of the argmax expert", Look(colour="#cc6a1b", marker="^", dashes=":")),
+    ("elbo", "ELBO, which is trained", Look(colour="#08306b", marker="o")),
+)
+_UNSEEN: dict[str, Any] = {"color": LOOKS["gm-iw"].colour, "linewidth": 0.8, "linestyle": (0, (1.0, 1.5))}
 
 
 def checkpoints(steps: int, number: int = _CHECKPOINTS) -> list[int]:
@@ -165,3 +177,128 @@ def _model(parameters: Float[Tensor, "6"], x: Tensor, y: Tensor) -> dict[str, An
         "label": f"{STRATEGIES[_SHOWN].label}, temperature 1",
         "mse": float(mixture_sides(parameters[None], x[None], y[None], 1.0)["mse_argmax"]),
     }
+
+
+def judge(study: Study) -> list[Part]:
+    """Claim 4: at the same routers, Gumbel-Matching IW has larger weights and more variance than Sample Skip IW."""
+    one, skip, hot = (_trace(study, *where) for where in (("gm-iw", 1.0), ("skip-iw", 1.0), ("gm-iw", 10.0)))
+    return [
+        _compare(one, skip, "largest weight", 2.0, least=10.0),
+        _compare(one, skip, "variance", 2.0),
+        _compare(one, hot, "largest weight", 2.0),
+        _compare(one, hot, "variance", 1.0),
+        _compare(skip, one, "effective sample size", 1.0),
+    ]
+
+
+def _trace(study: Study, method: str, temperature: float) -> dict[str, Any]:
+    """Summarises a trace: the largest weight of all checkpoints, and means of the rest."""
+    record = _find(study["common"], method, temperature)
+    weights, variances, sizes = (
+        finite(value for value in record[key] if value is not None)
+        for key in ("largest_weight", "gradient_variance", "ess")
+    )
+    return {
+        "name": f"{PAPER_STRATEGIES[method].label} at temperature {temperature:g}",
+        "largest weight": max(weights),
+        "variance": statistics.fmean(variances),
+        "effective sample size": statistics.fmean(sizes),
+    }
+
+
+def _compare(larger: Study, smaller: Study, word: str, times: float, *, least: float = 0.0) -> Part:
+    """Judges a number to be larger than another, or at least so many times as large, and not below the least."""
+    a, b = larger[word], smaller[word]
+    holds = a >= least and (a > b if times == 1.0 else a >= times * b)
+    figures = {f"{larger['name']} {word}": a, f"{smaller['name']} {word}": b}
+    return decided(holds, f"{word}: {larger['name']} {a:.3g}, {smaller['name']} {b:.3g}", figures)
+
+
+def draw_training(study: Study) -> Figure:
+    """Draws the three sides of eq. (1) for each method at temperature 1, then the router's entropy at both."""
+    figure = new_figure(7.6, 6.6)
+    above, middle, below = stack(figure, 1.0, 1.0, 1.05)
+    methods = [method for method in PAPER_STRATEGIES if _find(study["training"], method, 1.0)]
+    panels = row(above, 3, sharex=True, sharey=True) + row(middle, 3, sharex=True, sharey=True)
+    for axes, method in zip(panels, methods, strict=False):
+        record = _find(study["training"], method, 1.0)
+        for key, _, mark in _SIDES:
+            _plot(axes, record, key, **mark.dotted(3))
+        axes.set(title=PAPER_STRATEGIES[method].label, ylim=(-2.2, 1.2))
+        _steps_axis(axes)
+        # Before, all methods are where they started, far below.
+        axes.set_xlim(left=8.0)
+    for axes in panels[len(methods) :]:
+        axes.set_axis_off()
+    for axes in (panels[0], panels[3]):
+        axes.set_ylabel("nats a datapoint")
+    above.legend(
+        handles=legend_lines((name, mark) for _, name, mark in _SIDES),
+        loc="outside upper left",
+        ncols=3,
+        title=f"log-likelihoods at temperature 1, median of {study['seeds']} seeds",
+        alignment="left",
+    )
+    entropies = row(below, 2, sharey=True)
+    for axes, temperature in zip(entropies, TEMPERATURES, strict=True):
+        for method in methods:
+            _plot(axes, _find(study["training"], method, temperature), "router_entropy", **look(method).dotted(3))
+        axes.set(title=f"router's entropy, temperature {temperature:g}", xlabel="step")
+        axes.set_ylim(bottom=0.0)
+        _steps_axis(axes)
+    entropies[0].set_ylabel("nats")
+    below.legend(handles=legend_lines(), loc="outside right center", fontsize=8)
+    return figure
+
+
+def draw_weights(study: Study) -> Figure:
+    """Draws effective sample size, largest weight and variance of every estimator at the same routers.
+
+    Dotted: what the draws would have shown, had the rarest pairs been among them.
+    """
+    figure = new_figure(7.6, 6.6)
+    weight, variance = f"largest weight in {study['draws']} draws", "variance of the\nrouter's gradient"
+    quantities = (
+        ("ess", "effective sample size / n", "", (0.0, 1.05)),
+        ("largest_weight", weight, "possible_weight", (0.7, 3e6)),
+        ("gradient_variance", variance, "row_variance", (3e-8, 0.1)),
+    )
+    for part, (key, title, unseen, limits) in zip(stack(figure, 1.0, 1.0, 1.0), quantities, strict=True):
+        panels = row(part, 2, sharey=True)
+        for axes, temperature in zip(panels, TEMPERATURES, strict=True):
+            records = {method: _find(study["common"], method, temperature) for method in PAPER_STRATEGIES}
+            for method, record in records.items():
+                _plot(axes, record, key, **look(method).dotted(3))
+            _steps_axis(axes)
+            if key == "ess":
+                axes.set_title(f"proposal at temperature {temperature:g}")
+            else:
+                axes.set_yscale("log")
+            if key == "gradient_variance":
+                # The squared norm of the exact gradient, below which a variance hardly matters.
+                _plot(axes, records["sample"], "gradient_norm", power=2, color=GREY, linewidth=0.9, zorder=1)
+                axes.set_xlabel("step of Sample's training")
+            axes.set_ylim(limits)
+            _plot(axes, records["gm-iw"], unseen, **_UNSEEN)
+        panels[0].set_ylabel(title)
+    norm = Line2D([], [], color=GREY, linewidth=0.9, label="exact gradient, squared norm")
+    dotted = Line2D([], [], **_UNSEEN, label="Gumbel-Matching IW, drawn or not")
+    figure.legend(handles=[*legend_lines(), norm, dotted], loc="outside upper center", ncols=3, fontsize=8)
+    return figure
+
+
+def _find(records: Sequence[Study], method: str, temperature: float) -> Study:
+    """Finds the record of a method and temperature; empty where there is none."""
+    return next((r for r in records if (r.get("method"), r.get("temperature")) == (method, temperature)), {})
+
+
+def _plot(axes: Axes, record: Study, key: str, *, power: int = 1, **how: Any) -> None:
+    """Draws a curve of a record that has it; step 0, which a logarithmic axis has no place for, as half a step."""
+    if key in record:
+        values = [float("nan") if value is None else value**power for value in record[key]]
+        axes.plot([max(float(step), 0.5) for step in record["steps"]], values, **how)
+
+
+def _steps_axis(axes: Axes) -> None:
+    axes.set_xscale("log")
+    add_grid(axes)
