@@ -66,13 +66,10 @@ def beyond_recipe(recipe: Paper) -> Paper:
 
 
 def compare_paired(ours: Sequence[bool], theirs: Sequence[bool]) -> tuple[float, float, float]:
-    """Estimates the difference of two success rates on the same seeds, with a 95% confidence interval.
+    """Estimates the difference of two success rates on the same seeds, and the ends of its 95% confidence interval.
 
     Wald's interval after half a seed is added to each of the four outcomes, which keeps it honest at small numbers
     (Agresti and Min, Simple improved confidence intervals for comparing matched proportions, 2005).
-
-    Returns:
-        The difference as observed, and the ends of the interval.
 
     Example:
         >>> compare_paired([True] * 9 + [False], [True] * 8 + [False] * 2)[0]
@@ -182,11 +179,7 @@ def _judge_slack(pairs: Sequence[Mapping[str, Any]], seeds: int) -> dict[str, An
 
 
 def draw_beyond_figures(out: Path, study: Mapping[str, Any], recipe: Paper, note: str) -> list[Path]:
-    """Draws both figures of what is in `beyond` of a folder into its `figures`.
-
-    Returns:
-        The files written: SVG and PNG of `beyond` and `beyond-solved`.
-    """
+    """Draws the figures `beyond` and `beyond-solved` of what is in `beyond` of a folder."""
     results = read_results(out / "beyond" / "results.csv")
     with style():
         paths = save(_draw_lines(study, note), out / "figures", "beyond")

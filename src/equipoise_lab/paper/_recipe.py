@@ -113,24 +113,24 @@ class Paper:
         for variant, method, loss, t in grid:
             setting = {"loss": loss, "variant": variant, "method": method, "temperature": t}
             if loss == "gating":
-                found |= self._seeds(self.seeds, **setting, balance_weight=self.balance_weight)
+                found |= self.setting_runs(self.seeds, **setting, balance_weight=self.balance_weight)
             else:
                 for baseline in self.baselines if variant == "plain" else self.baselines[:1]:
-                    found |= self._seeds(self.panel_seeds, **setting, baseline=baseline)
+                    found |= self.setting_runs(self.panel_seeds, **setting, baseline=baseline)
         if "plain" in self.variants:
             swept = [loss for loss in self.losses if f"{loss}-balance" in self.sweeps]
             weights = itertools.product(self.methods, swept, BALANCE_WEIGHTS, SWEEP_TEMPERATURES)
             for method, loss, weight, t in weights:
                 setting = {"loss": loss, "variant": "plain", "method": method, "temperature": t}
-                found |= self._seeds(self.seeds, **setting, balance_weight=weight)
+                found |= self.setting_runs(self.seeds, **setting, balance_weight=weight)
             if "reinforce" in self.losses and "reinforce-rate" in self.sweeps:
                 for method, rate, t in itertools.product(self.methods, LEARNING_RATES, RATE_TEMPERATURES):
                     setting = {"loss": "reinforce", "variant": "plain", "method": method, "temperature": t}
-                    found |= self._seeds(self.seeds, **setting, learning_rate=rate)
+                    found |= self.setting_runs(self.seeds, **setting, learning_rate=rate)
         return list(found)
 
-    def _seeds(self, number: int, **setting: Any) -> dict[Run, None]:
-        """Makes the runs of a setting, one for each seed; what is not given is that of the panels of REINFORCE."""
+    def setting_runs(self, number: int, **setting: Any) -> dict[Run, None]:
+        """Makes the runs of a setting, so many seeds; what is not given is that of the first panel of REINFORCE."""
         baseline = MAIN_BASELINE["gating"] if setting["loss"] == "gating" else self.baselines[0]
         usual: dict[str, Any] = {"balance_weight": 0.0, "learning_rate": self.learning_rate, "baseline": baseline}
         return {Run(**usual | setting, seed=self.first_seed + i): None for i in range(number)}

@@ -48,18 +48,11 @@ def write_report(
     seconds: float,
     resumed: bool = False,
 ) -> Path:
-    """Writes the page, with the figures that are in `figures` below the folder.
+    """Writes the page, with the figures that are in `figures` below the folder of the command.
 
-    Args:
-        out: the folder of the command.
-        recipe_description: what was run, by name; `quick` says that it was not the experiment in full.
-        results: the training runs.
-        claims: what was judged.
-        studies: the smaller experiments; `sensitivity` and `beyond` are shown as tables, the others as figures.
-        environment: machine and software.
-        command: what was typed.
-        seconds: how long it took.
-        resumed: whether part of the work had been done before, so that the time is not that of all of it.
+    In the description of the recipe, `quick` says that it was not the experiment in full. Of the studies, `sensitivity`
+    and `beyond` are shown as tables, the others as figures. `resumed`: part of the work had been done before, so that
+    the time is not that of all of it.
     """
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("equipoise_lab.paper"),

@@ -107,10 +107,8 @@ def reproduce(
 def begin_anew_if_complete(out: Path, extras: Sequence[str]) -> None:
     """Forgets the runs and studies of a command that ended; those of one that was interrupted stay.
 
-    Args:
-        out: the folder it wrote to.
-        extras: what is asked for besides the experiment, by the names of its folders. If one of them was not run
-            before, the rest need not be run again.
+    What is asked for besides the experiment, `extras`, is named by its folders. If one of them was not run before, the
+    rest need not be run again.
     """
     kept = not all((out / name).exists() for name in extras)
     folders = [out / "studies", *out.glob("**/units")]
@@ -118,11 +116,7 @@ def begin_anew_if_complete(out: Path, extras: Sequence[str]) -> None:
 
 
 def run_studies(recipe: Paper, out: Path, *, quick: bool, workers: int) -> dict[str, dict[str, Any]]:
-    """Runs the studies that `out` does not hold yet, the timing of the solver last and alone.
-
-    Returns:
-        What they found, by name.
-    """
+    """Runs the studies that `out` does not hold yet, the timing of the solver last and alone."""
     described, ledger = {"quick": quick, "experiment": recipe.describe()}, Ledger(out / "studies")
     parts = {
         name: Part(task=(_run_study, name, recipe, quick, out), recipe=described, write=dict, read=dict)

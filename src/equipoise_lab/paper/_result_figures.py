@@ -36,12 +36,8 @@ def draw_result_figures(
 ) -> list[Path]:
     """Draws `main`, `appendix`, `solved`, `sweeps` and `minority` into `figures` of a folder, as far as they were run.
 
-    Args:
-        out: the folder.
-        results: the runs.
-        recipe: the settings of the command; `quick` (bool) and `steps` are read, to be said on the figures.
-        model: data and a learned model, for the first panel of the paper's figure 2: `x`, `y`, `experts` (slope and
-            intercept of each), `router` (weight and bias of p(z = 0 | x)), `label`, `mse`.
+    The first panel of the paper's figure 2 shows data and a learned model: `x`, `y`, `experts` (slope and intercept of
+    each), `router` (weight and bias of p(z = 0 | x)), `label`, `mse`.
     """
     folder, main = out / "figures", select_main(results)
     note = quick_note(recipe)
@@ -194,13 +190,10 @@ def _draw_model(axes: Axes, model: Mapping[str, Any]) -> None:
 def solved_by_share(
     results: Sequence[Result], num_points: int, noise_sd: float
 ) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Lists (share of the minority side, solved fraction of the temperatures >= 1), a pair for each seed.
+    """Lists (share of the minority side, solved fraction of the temperatures >= 1) of each seed, in this order.
 
     Each expert may take half of the points. The solution sends the points with x >= 0.5, a quarter of them on average,
-    to one expert. The smaller that side is in a dataset, the more capacity and data disagree.
-
-    Returns:
-        The pairs by baseline and method, in the order of the shares.
+    to one expert. The smaller that side is in a dataset, the more capacity and data disagree. By baseline and method.
     """
     shares = {seed: minority_share(draw_data(seed, num_points, noise_sd)[0]) for seed in {run.seed for run in results}}
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}

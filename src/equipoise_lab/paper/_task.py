@@ -24,10 +24,7 @@ _DATA, _START = 1 << 20, 2 << 20
 
 
 def target_function(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """Computes y = 1[x < 0.5] (0.8 x - 0.2) + 1[x >= 0.5] (-2 x + 2).
-
-    Returns:
-        y, without noise.
+    """Computes y = 1[x < 0.5] (0.8 x - 0.2) + 1[x >= 0.5] (-2 x + 2), without noise.
 
     Example:
         >>> target_function(torch.tensor([0.0, 0.5, 1.0]))
@@ -88,11 +85,7 @@ def errors(
 ) -> tuple[Float[Tensor, "r"], Float[Tensor, "r"]]:
     """Computes the mean squared error of the expert of largest probability, and its expectation under the router.
 
-    Args:
-        parameters: of each run.
-        x: the data of each run, or of all.
-        y: the labels.
-        gated: bool [r], whether predictions are multiplied by the probability of their expert.
+    Where a run is `gated`, bool [r], predictions are multiplied by the probability of their expert.
     """
     a, first, second = lines(parameters, x)
     p, both = router(a).exp(), torch.stack([first, second], 1).mT

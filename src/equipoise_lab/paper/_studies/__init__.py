@@ -16,26 +16,20 @@ from equipoise_lab._style import save, style
 from equipoise_lab.paper._rules import Part, Study
 from equipoise_lab.paper._studies import _elbo, _marginals, _maximum_entropy, _noise, _overview, _solver_time, _traces
 
-STUDIES: dict[str, Callable[..., dict[str, Any]]] = {
-    "overview": _overview.run,
-    "marginals": _marginals.run,
-    "maximum_entropy": _maximum_entropy.run,
-    "solver_time": _solver_time.run,
-    "elbo": _elbo.run,
-    "noise": _noise.run,
-    "traces": _traces.run,
+_MODULES = {
+    "overview": _overview,
+    "marginals": _marginals,
+    "maximum_entropy": _maximum_entropy,
+    "solver_time": _solver_time,
+    "elbo": _elbo,
+    "noise": _noise,
+    "traces": _traces,
 }
+STUDIES: dict[str, Callable[..., dict[str, Any]]] = {name: study.run for name, study in _MODULES.items()}
 ON_RECIPE = ("elbo", "noise", "traces")
-
 JUDGES: dict[str, Callable[[Study], list[Part]]] = {
-    "traces": _traces.judge,
-    "marginals": _marginals.judge,
-    "maximum_entropy": _maximum_entropy.judge,
-    "solver_time": _solver_time.judge,
-    "elbo": _elbo.judge,
-    "noise": _noise.judge,
+    name: study.judge for name, study in _MODULES.items() if name != "overview"
 }
-
 FIGURES: tuple[tuple[str, Callable[[Study], Figure], str], ...] = (
     ("overview", _overview.draw, "overview"),
     ("marginals", _marginals.draw, "study-marginals"),

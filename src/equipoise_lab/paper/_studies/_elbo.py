@@ -38,12 +38,7 @@ _CURVE_POINTS = 60
 
 
 def run(recipe: Paper, *, quick: bool = False, seed: int = 0) -> dict[str, Any]:
-    """Trains both objectives from the same starts, on the data of the experiment.
-
-    Args:
-        recipe: the task, the number of seeds and steps, the learning rate.
-        quick: kept in the record.
-        seed: kept in the record; nothing is sampled.
+    """Trains both objectives from the same starts, on the data of the experiment; nothing is sampled.
 
     Returns:
         `runs`, a record for each objective, `sd` and seed: `objective` ("elbo" or "marginal"), `router_entropy` at the

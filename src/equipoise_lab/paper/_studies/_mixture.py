@@ -50,14 +50,7 @@ def mixture_sides(
 
 
 def measure_spread(
-    parameters: Models,
-    x: Rows,
-    y: Rows,
-    *,
-    method: str,
-    temperature: float,
-    draws: int,
-    generator: torch.Generator,
+    parameters: Models, x: Rows, y: Rows, *, method: str, temperature: float, draws: int, generator: torch.Generator
 ) -> dict[str, Float[Tensor, " r"]]:
     """Draws the REINFORCE estimate many times at fixed models, and compares it with the exact gradient.
 

@@ -42,7 +42,7 @@ KINDS = {
 _JITTER = 2  # its place among them
 SCALES = (0.01, 0.03, 0.1, 0.3)
 # What the paper needs for gating to work, balanced sampling with weights, and the usual practice, noise and argmax.
-# Balanced settings come first: the code below assigns a slice.
+# The balanced one comes first: the code below assigns a slice.
 SETTINGS = {
     ("gm-iw", True): "balanced assignment, importance weights",
     ("sample", False): "argmax of each row, no weights",
@@ -57,10 +57,7 @@ _LEAST = 1e-6
 def run(recipe: Paper, *, quick: bool = False, seed: int = 0) -> dict[str, Any]:
     """Trains gating with the balance loss of the experiment under each kind of noise, over scales.
 
-    Args:
-        recipe: the task, seeds, steps, learning rate, weight of the balance loss.
-        quick: kept in the record.
-        seed: of the noise; starts are those of the experiment's seeds.
+    The seed is that of the noise; starts are those of the experiment's seeds.
 
     Returns:
         `runs`, a record for each `kind`, `scale`, `method` ("gm-iw": balanced assignment; "sample": each row on its
@@ -101,18 +98,15 @@ def _train(recipe: Paper, seed: int) -> Float[Tensor, " r"]:
     optimiser = torch.optim.Adam([theta.requires_grad_()], lr=recipe.learning_rate)
     generators = [torch.Generator().manual_seed(_NOISE + 1000 * seed + number) for number in seeds]
     diverged = torch.zeros(len(theta), dtype=torch.bool)
-    chunk = torch.empty(0)
-    for step in range(recipe.steps):
-        if step % _CHUNK == 0:
-            chunk = draw_noise(generators, _CHUNK, recipe.num_points)
-        # The same noise for all settings and scales.
-        v = chunk[step % _CHUNK].repeat(1, len(SCALES), 1).expand(*shape, recipe.num_points)
-        optimiser.zero_grad()
-        _loss(theta, x, y, v, scale, recipe.balance_weight).sum().backward()
-        assert theta.grad is not None
-        diverged |= ~theta.grad.isfinite().all(-1)
-        theta.grad.masked_fill_(diverged[:, None], 0.0)
-        optimiser.step()
+    for start in range(0, recipe.steps, _CHUNK):
+        for noise in draw_noise(generators, _CHUNK, recipe.num_points)[: recipe.steps - start]:
+            # The same for all settings and scales.
+            v = noise.repeat(1, len(SCALES), 1).expand(*shape, recipe.num_points)
+            loss = _loss(theta, x, y, v, scale, recipe.balance_weight)
+            (gradient,) = torch.autograd.grad(loss.sum(), theta)
+            diverged |= ~gradient.isfinite().all(-1)
+            theta.grad = gradient.masked_fill(diverged[:, None], 0.0)
+            optimiser.step()
     mse, _ = errors(theta.detach(), x, y, torch.ones(len(theta), dtype=torch.bool))
     return mse.masked_fill(diverged, torch.inf)
 
@@ -129,8 +123,7 @@ def _loss(
     a, first, second = lines(theta, x)
     log_p = router(a)
     with torch.no_grad():
-        balanced = sum(method == "gm-iw" for method, _ in SETTINGS)
-        s = draw_sample(theta.detach().unflatten(0, v.shape[:-1]), x[: len(scale)], v, scale, balanced)
+        s = draw_sample(theta.detach().unflatten(0, v.shape[:-1]), x[: len(scale)], v, scale, balanced=1)
         importance = torch.tensor([weighted for _, weighted in SETTINGS]).repeat_interleave(v[0, ..., 0].numel())
         weight = torch.where(importance[:, None], probability_ratio(log_p, s), 1.0)
     prediction = s.at_z(torch.stack([first, second], -2).mT)
@@ -139,11 +132,7 @@ def _loss(
 
 
 def draw_noise(generators: Sequence[torch.Generator], steps: int, n: int) -> Float[Tensor, "{steps} 3 seeds {n}"]:
-    """Draws v of each kind for each seed: logistic, normal of variance 2, uniform in [-1, 1].
-
-    Returns:
-        The noise, in the order of `KINDS`.
-    """
+    """Draws v of each of `KINDS` for each seed: logistic, normal of variance 2, uniform in [-1, 1]."""
     uniform = torch.stack([torch.rand([2, steps, n], generator=generator) for generator in generators], 2)
     normal = torch.stack([torch.randn([steps, n], generator=generator) for generator in generators], 1)
     # The logistic distribution is that of the difference of two Gumbel variables.
@@ -160,9 +149,7 @@ def draw_sample(
 ) -> Sample:
     """Samples experts: d = a + width v, assigned within capacity n/2 in the first settings, each row alone in others.
 
-    Returns:
-        The sample of all models in one batch dimension; `log_q` is exact, given the other rows' noise where they were
-        assigned.
+    All models are in one batch dimension; `log_q` is exact, given the other rows' noise where they were assigned.
     """
     slope = theta[..., 0:1] * x
     a = slope + theta[..., 1:2]

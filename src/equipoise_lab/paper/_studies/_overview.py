@@ -27,11 +27,7 @@ _OVER = "#b3400a"
 
 
 def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
-    """Draws a router and one sample of each kind from it, all three with the same Gumbel noise.
-
-    Args:
-        quick: the same; it takes no time.
-        seed: of logits and noise.
+    """Draws a router and one sample of each kind from it, all three with the same Gumbel noise; quick or not.
 
     Returns:
         `capacity`; `router` (p) and `sinkhorn` (p balanced in expectation), n lists of k probabilities, rows in order

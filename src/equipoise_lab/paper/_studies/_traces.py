@@ -11,7 +11,7 @@ Legend: s seeds, c checkpoints, t temperatures.
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,7 @@ from torch import Tensor
 from equipoise.estimators import PAPER_STRATEGIES, STRATEGIES
 from equipoise_lab._style import GREY, LOOKS, Look, add_grid, legend_lines, look, new_figure, row, stack
 from equipoise_lab.paper._recipe import Paper
-from equipoise_lab.paper._results import Baseline, Run
+from equipoise_lab.paper._results import Run
 from equipoise_lab.paper._rules import Part, Study, decided, finite
 from equipoise_lab.paper._studies._mixture import measure_spread, mixture_sides, tile
 from equipoise_lab.paper._task import draw_datasets
@@ -53,20 +53,8 @@ def checkpoints(steps: int, number: int = _CHECKPOINTS) -> list[int]:
 
 def trace_runs(recipe: Paper, method: str) -> list[Run]:
     """Lists the runs of a method that are traced: REINFORCE, plain, for every seed and both temperatures."""
-    return [
-        Run(
-            variant="plain",
-            method=method,
-            loss="reinforce",
-            balance_weight=0.0,
-            temperature=temperature,
-            learning_rate=recipe.learning_rate,
-            baseline=cast(Baseline, recipe.baselines[0]),
-            seed=seed,
-        )
-        for temperature in TEMPERATURES
-        for seed in recipe.seed_range
-    ]
+    setting: dict[str, Any] = {"loss": "reinforce", "variant": "plain", "method": method}
+    return [run for t in TEMPERATURES for run in recipe.setting_runs(recipe.seeds, **setting, temperature=t)]
 
 
 def path_of(trained: Trained, recipe: Paper) -> Float[Tensor, "t c s 6"]:
@@ -78,19 +66,12 @@ def path_of(trained: Trained, recipe: Paper) -> Float[Tensor, "t c s 6"]:
 
 
 def run(
-    recipe: Paper,
-    *,
-    quick: bool = False,
-    seed: int = 0,
-    paths: Mapping[str, Float[Tensor, "t c s 6"]] | None = None,
+    recipe: Paper, *, quick: bool = False, seed: int = 0, paths: Mapping[str, Float[Tensor, "t c s 6"]] | None = None
 ) -> dict[str, Any]:
     """Trains REINFORCE with every method at two temperatures, and looks inside at checkpoints.
 
-    Args:
-        recipe: the experiment.
-        quick: fewer draws.
-        seed: of the draws at the checkpoints.
-        paths: from `path_of`, for methods that were trained already; the others are trained here.
+    Methods that were trained already are not trained again: `paths` holds what `path_of` makes of them. Quick: fewer
+    draws at the checkpoints. The seed is that of these draws.
 
     Returns:
         `sd` (of p(y|x, z), the data's), `seeds`, `draws` (at each checkpoint and seed). `training`, a record for each
@@ -106,13 +87,9 @@ def run(
     steps, draws = checkpoints(recipe.steps), 64 if quick else 128
     generator = torch.Generator().manual_seed(seed)
     x, y = draw_datasets(recipe.data_seeds(recipe.seed_range), recipe.num_points, recipe.noise_sd)
-    known = {} if paths is None else paths
-    results: dict[str, Float[Tensor, "t c s 6"]] = {
-        method: known[method]
-        if method in known
-        else path_of(train(trace_runs(recipe, method), recipe, snapshots=steps), recipe)
-        for method in dict.fromkeys(("sample", *recipe.methods))
-    }
+    results = dict(paths or {})
+    for method in {"sample", *recipe.methods} - results.keys():
+        results[method] = path_of(train(trace_runs(recipe, method), recipe, snapshots=steps), recipe)
     at_one = TEMPERATURES.index(1.0)
     training: list[dict[str, Any]] = []
     common: list[dict[str, Any]] = []
