@@ -116,12 +116,12 @@ def judge_beyond(results: Sequence[Result], recipe: Paper) -> dict[str, Any]:
         by_seed.setdefault((run.method, run.temperature), []).append(run.solved)
     of_sample = rows[recipe.methods.index("sample")]["solved"]
     best = recipe.temperatures[of_sample.index(max(of_sample))]
-    inside = [t for t in recipe.temperatures if _LOWEST <= t <= _HIGHEST]
-    against = {
-        name: [_pair(t, by_seed[name, t], by_seed["sample", best]) for t in inside]
-        for name in recipe.methods
-        if name != "sample"
-    }
+    against: dict[str, list[dict[str, float]]] = {name: [] for name in recipe.methods if name != "sample"}
+    for name, pairs in against.items():
+        for t in (t for t in recipe.temperatures if _LOWEST <= t <= _HIGHEST):
+            difference, low, high = compare_paired(by_seed[name, t], by_seed["sample", best])
+            counted = {"temperature": t, "solved": sum(by_seed[name, t])}
+            pairs.append(counted | {"difference": difference, "low": low, "high": high})
     return {
         "seeds": recipe.seeds,
         "first_seed": recipe.first_seed,
@@ -141,12 +141,6 @@ def beyond_tables(results: Sequence[Result], recipe: Paper) -> list[SolvedTable]
         count_solved(results, "Argmax expert", methods=methods, solved=lambda run: run.mse < below),
         count_solved(results, "In expectation", methods=methods, solved=lambda run: run.mse_expected < below),
     ]
-
-
-def _pair(temperature: float, ours: Sequence[bool], other: Sequence[bool]) -> dict[str, float]:
-    """The solved seeds of a method at a temperature, and the difference from another on the same seeds."""
-    difference, low, high = compare_paired(ours, other)
-    return {"temperature": temperature, "solved": sum(ours), "difference": difference, "low": low, "high": high}
 
 
 def _judge_tight(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -5,18 +5,18 @@ import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.table import Column, Table
 
 from equipoise_lab._ledger import write_whole
 from equipoise_lab.paper._results import BASELINES, Baseline, Result
 from equipoise_lab.paper._rules import NOT_RUN, Outcomes, Part, Study, Verdict, all_hold, judge_statement
 from equipoise_lab.paper._solved import SolvedTable
 from equipoise_lab.paper._studies import JUDGES
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 RULES: list[dict[str, Any]] = tomllib.loads(
     (Path(__file__).parent / "templates" / "claims.toml").read_text(encoding="utf-8")
@@ -61,21 +61,16 @@ def _judge_claim(rule: Mapping[str, Any], outcomes: Mapping[Baseline, Outcomes],
     statements, both = rule["statements"], rule.get("both", False)
     parts: list[Part] = []
     for baseline in BASELINES if both else BASELINES[:1]:
-        if study := rule.get("study"):
-            found = _judge_study(study, studies, len(statements))
-        else:
+        found = [NOT_RUN] * len(statements)
+        if (study := rule.get("study")) is None:
             found = [judge_statement(outcomes[baseline], *statement[:-1]) for statement in statements]
+        elif study in studies:
+            with suppress(LookupError):  # it lacks what a statement needs
+                found = JUDGES[study](studies[study])
         for part, (kind, *_, words) in zip(found, statements, strict=True):
             core, of = not kind.startswith("secondary"), baseline if both else None
             parts.append(replace(part, rule=words, core=core, baseline=of))
     return _put_together(rule, parts)
-
-
-def _judge_study(name: str, studies: Mapping[str, Study], statements: int) -> list[Part]:
-    try:
-        return JUDGES[name](studies[name])
-    except LookupError:  # it was not run, or lacks what a statement needs
-        return [NOT_RUN] * statements
 
 
 def _put_together(rule: Mapping[str, Any], parts: Sequence[Part]) -> Claim:
@@ -121,10 +116,7 @@ def decide(parts: Sequence[Part]) -> Verdict:
     return all_hold(part.verdict for part in parts if part.core)
 
 
-_COUNTS = (
-    *("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"),
-    *("Nine", "Ten", "Eleven", "Twelve", "Thirteen", "Fourteen", "Fifteen", "Sixteen"),
-)
+_COUNTS = "No One Two Three Four Five Six Seven Eight Nine Ten Eleven Twelve Thirteen Fourteen Fifteen Sixteen"
 # What the paragraph says of one claim, and of several: "One holds", "Two hold".
 _SUMMARY = {
     "holds": ("holds", "hold", ""),
@@ -149,7 +141,7 @@ def summarise(claims: Sequence[Claim], *, named: bool = True) -> str:
         words = f"{short[claim.number]} ({claim.number})"
         groups.setdefault("differs" if differs else claim.verdict, []).append(words)
     kinds = {
-        f"{_COUNTS[len(found)]} {one if len(found) == 1 else several}{rest}": found
+        f"{_COUNTS.split()[len(found)]} {one if len(found) == 1 else several}{rest}": found
         for kind, (one, several, rest) in _SUMMARY.items()
         if (found := groups.get(kind))
     }
@@ -183,17 +175,12 @@ def read_claims(path: Path) -> list[Claim]:
 _STYLES = {"holds": "green", "undecided": "yellow", "does not hold": "red", "not judged": "dim"}
 
 
-def claims_table(claims: Sequence[Claim]) -> "Table":
+def claims_table(claims: Sequence[Claim]) -> Table:
     """Lists the claims with their verdicts."""
-    from rich.table import Table  # not above: only the command prints
-
-    table = Table(title="The paper's claims", title_justify="left", show_lines=False)
-    table.add_column("", justify="right")
-    table.add_column("claim")
-    for heading in ("verdict", "without baseline"):
-        table.add_column(heading, no_wrap=True)
+    verdicts = (Column(heading, no_wrap=True) for heading in ("verdict", "without baseline"))
+    table = Table(Column(justify="right"), "claim", *verdicts, title="The paper's claims", title_justify="left")
     for claim in claims:
-        verdicts = (claim.verdict, claim.verdict_without)
-        shown = ("" if verdict is None else f"[{_STYLES[verdict]}]{verdict}[/]" for verdict in verdicts)
+        found = (claim.verdict, claim.verdict_without)
+        shown = ("" if verdict is None else f"[{_STYLES[verdict]}]{verdict}[/]" for verdict in found)
         table.add_row(str(claim.number), claim.title, *shown)
     return table

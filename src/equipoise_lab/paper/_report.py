@@ -97,17 +97,14 @@ def find_pictures(folder: Path) -> list[Picture]:
     ordered = [name for name in captions if name in names] + [name for name in names if name not in captions]
     pictures: list[Picture] = []
     for name in ordered:
+        # The vector image, unless it is large and there is a picture of it.
+        path, kind = folder / f"{name}.svg", "svg+xml"
+        if path.stat().st_size > _LARGEST_SVG and path.with_suffix(".png").exists():
+            path, kind = path.with_suffix(".png"), "png"
+        source = f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
         unknown = {"title": name.removeprefix("study-").replace("-", " ").capitalize(), "caption": ""}
-        pictures.append(Picture(name=name, source=_embed(folder, name), **captions.get(name, unknown)))
+        pictures.append(Picture(name=name, source=source, **captions.get(name, unknown)))
     return pictures
-
-
-def _embed(folder: Path, name: str) -> str:
-    """Turns a figure into a data URI: the vector image, unless it is large and there is a picture of it."""
-    path, kind = folder / f"{name}.svg", "svg+xml"
-    if path.stat().st_size > _LARGEST_SVG and path.with_suffix(".png").exists():
-        path, kind = path.with_suffix(".png"), "png"
-    return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
 
 
 def describe_value(value: object) -> str:

@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter
 from equipoise.estimators import PAPER_STRATEGIES
 from equipoise_lab._style import GREY, INK, add_grid, legend_lines, look, new_figure, save, style, write_note
 from equipoise_lab.paper._results import LOSSES, THRESHOLD, VARIANTS, Baseline, Result, select, select_main
-from equipoise_lab.paper._solved import draw_tables, name_panel, panel_tables, sweep_tables
+from equipoise_lab.paper._solved import PANEL_NAMES, draw_tables, panel_tables, sweep_tables
 from equipoise_lab.paper._task import draw_data, minority_share
 
 # Errors outside are drawn at the edge. 0.01 is the noise of the data, 0.2 about what a constant gets.
@@ -90,7 +90,7 @@ def _draw_appendix(main: Sequence[Result], note: str) -> Figure:
     grid = figure.subplots(2, 3, sharex=True, sharey=True)
     for row, loss in zip(grid, LOSSES, strict=True):
         for axes, variant in zip(row, VARIANTS, strict=True):
-            title = _GATING if (loss, variant) == ("gating", "plain") else name_panel(loss, variant)
+            title = _GATING if (loss, variant) == ("gating", "plain") else PANEL_NAMES[loss, variant]
             _draw_panel(axes, select(main, loss=loss, variant=variant), title)
             axes.label_outer()
         row[0].set_ylabel("final mean squared error")

@@ -57,9 +57,8 @@ def decided(holds: bool, measured: str, figures: dict[str, float]) -> Part:
 
 def finite(numbers: Iterable[float | None]) -> list[float]:
     """Lists numbers that a statement needs; LookupError where one is None or not finite, or where there is none."""
-    wanted = list(numbers)
-    found = [number for number in wanted if number is not None and math.isfinite(number)]
-    if not found or len(found) < len(wanted):
+    found = [math.nan if number is None else number for number in numbers]
+    if not found or not all(map(math.isfinite, found)):
         raise LookupError("not run")
     return found
 
@@ -228,12 +227,7 @@ def solved_part(settings: Sequence[Setting], how: str) -> Part:
     if missing := verdicts.count("not judged"):
         return Part(measured=f"{missing} of {len(settings)} settings not run", verdict="not judged")
     failed = all_hold(opposite(v) for v in verdicts)
-    by_kind: dict[str, Verdict] = {
-        "all solved": all_hold(verdicts),
-        "one solved": opposite(failed),
-        "all failed": failed,
-    }
-    verdict = by_kind[how]
+    verdict = failed if how == "all failed" else opposite(failed) if how == "one solved" else all_hold(verdicts)
     open_ones = [seeds_needed(s.fraction) for s, v in zip(settings, verdicts, strict=True) if v == "undecided"]
     # "One solved" is decided as soon as one setting is.
     needed = (min if how == "one solved" else max)(open_ones) if verdict == "undecided" else None
@@ -251,12 +245,7 @@ def solved_part(settings: Sequence[Setting], how: str) -> Part:
 
 
 def difference_part(
-    ours: Sequence[Setting],
-    theirs: Sequence[Setting],
-    names: Sequence[str],
-    *,
-    at_most: bool = False,
-    limit: float = MARGIN,
+    ours: list[Setting], theirs: list[Setting], names: Sequence[str], *, at_most: bool = False, limit: float = MARGIN
 ) -> Part:
     """Judges how much more of the runs some settings solve than others, on the same seeds.
 

@@ -17,15 +17,14 @@ from equipoise_lab.paper._results import (
     MAIN_BASELINE,
     MAIN_LEARNING_RATE,
     VARIANTS,
-    Loss,
     Result,
-    Variant,
     select,
     select_main,
 )
 
 _LOSS_NAMES = {"reinforce": "REINFORCE", "gating": "Gating"}
 _VARIANT_NAMES = {"plain": "", "sinkhorn": ", Sinkhorn first", "no-iw": ", no importance weights"}
+PANEL_NAMES = {(loss, variant): _LOSS_NAMES[loss] + _VARIANT_NAMES[variant] for loss in LOSSES for variant in VARIANTS}
 # What varies over the columns of a table.
 _COLUMN_NAMES = {
     "temperature": "temperature",
@@ -73,15 +72,10 @@ def count_solved(
     )
 
 
-def name_panel(loss: Loss, variant: Variant) -> str:
-    """The title of one of the six panels."""
-    return f"{_LOSS_NAMES[loss]}{_VARIANT_NAMES[variant]}"
-
-
 def panel_tables(results: Sequence[Result]) -> list[SolvedTable]:
     """Counts solved seeds by strategy and temperature for each panel that was run; REINFORCE without a baseline too."""
     main = select_main(results)
-    panels = [(name_panel(x, v), select(main, loss=x, variant=v)) for x in LOSSES for v in VARIANTS]
+    panels = [(title, select(main, loss=x, variant=v)) for (x, v), title in PANEL_NAMES.items()]
     without = select(select_main(results, baseline="none"), loss="reinforce", variant="plain")
     panels.insert(1, ("REINFORCE, no baseline", without))
     return [count_solved(runs, title) for title, runs in panels if runs]
