@@ -20,8 +20,8 @@ ROUTER = slice(0, 2)
 
 
 def mixture_sides(
-    parameters: Models, x: Rows, y: Rows, sd: float | Float[Tensor, "#r"]
-) -> dict[str, Float[Tensor, " r"]]:
+    parameters: Models, x: Rows, y: Rows, sd: float | Float[Tensor, "*#r"]
+) -> dict[str, Float[Tensor, "*r"]]:
     """Computes the three sides of eq. (1) for the models of the toy task, with experts of a standard deviation.
 
     It holds that elbo <= marginal_log_likelihood, with equality where the router is sure.
@@ -51,7 +51,7 @@ def mixture_sides(
 
 def measure_spread(
     parameters: Models, x: Rows, y: Rows, *, method: str, temperature: float, draws: int, generator: torch.Generator
-) -> dict[str, Float[Tensor, " r"]]:
+) -> dict[str, Float[Tensor, "*r"]]:
     """Draws the REINFORCE estimate many times at fixed models, and compares it with the exact gradient.
 
     The baseline is the expected loss of each model: what the moving average of training would settle at.
@@ -69,29 +69,27 @@ def measure_spread(
     """
     strategy = get_strategy(method)
     exact, baseline = exact_gradient(parameters, x, y)
-    all_x, all_y = tile(x, draws), tile(y, draws)
-    shape = [draws, *parameters.shape]
-    theta = parameters.expand(shape).flatten(0, 1).clone().requires_grad_()
-    a, first, second = lines(theta, all_x)
+    theta = parameters.expand(draws, *parameters.shape).clone().requires_grad_()
+    a, first, second = lines(theta, x)
     log_p = router(a)
     noise = strategy.draw_noise(log_p.shape, generator=generator)
     s, weight = strategy.draw(log_p.detach(), noise, temperature=temperature)
     prediction = torch.where(s.z == 1, second, first)
-    loss = reinforce(log_p, s, (all_y - prediction).square(), baseline=baseline.repeat(draws), weight=weight)
+    loss = reinforce(log_p, s, (y - prediction).square(), baseline=baseline.expand(draws, -1), weight=weight)
     (gradient,) = torch.autograd.grad(loss.sum(), theta)
-    estimates = gradient.reshape(shape)[..., ROUTER].double()
+    estimates = gradient[..., ROUTER].double()
     # The row of the largest weight of each model, over all draws, and the probabilities there.
-    largest, where = _by_model(weight, draws).max(-1)
-    p, q = (
-        _by_model(s.at_z(log).exp(), draws).gather(1, where[:, None]).squeeze(1) for log in (log_p.detach(), s.log_q)
+    by_model, p, q = (
+        each.transpose(0, 1).flatten(1) for each in (weight, s.at_z(log_p.detach()).exp(), s.at_z(s.log_q).exp())
     )
+    largest, where = by_model.max(-1, keepdim=True)
     sizes = weight.sum(-1).square() / weight.square().sum(-1).clamp_min(1e-30) / weight.shape[-1]
     return {
-        "ess": sizes.reshape(draws, -1).mean(0),
-        "largest_weight": largest,
-        "possible_weight": (log_p.detach() - s.log_q).exp().reshape(draws, len(parameters), -1).amax((0, 2)),
-        "p_at_largest": p,
-        "q_at_largest": q,
+        "ess": sizes.mean(0),
+        "largest_weight": largest.squeeze(1),
+        "possible_weight": (log_p.detach() - s.log_q).exp().amax((0, 2, 3)),
+        "p_at_largest": p.gather(1, where).squeeze(1),
+        "q_at_largest": q.gather(1, where).squeeze(1),
         "gradient_variance": estimates.var(0).sum(-1),
         "row_variance": _row_variance(parameters, x, y, baseline, s.log_q),
         "gradient_error": (estimates - exact[:, ROUTER]).square().sum(-1).mean(0),
@@ -99,12 +97,8 @@ def measure_spread(
     }
 
 
-def _by_model(values: Float[Tensor, "dr n"], draws: int) -> Float[Tensor, "r dn"]:
-    return values.unflatten(0, (draws, -1)).transpose(0, 1).flatten(1)
-
-
 def _row_variance(
-    parameters: Models, x: Rows, y: Rows, baseline: Float[Tensor, " r"], log_q: Float[Tensor, "dr n 2"]
+    parameters: Models, x: Rows, y: Rows, baseline: Float[Tensor, " r"], log_q: Float[Tensor, "d r n 2"]
 ) -> Float[Tensor, " r"]:
     """Computes (1/n^2) sum_i Var(w_i (f_i - b) grad log p(z_i)) for the router, over what each row could have drawn.
 
@@ -118,14 +112,9 @@ def _row_variance(
     f = torch.stack([y - prediction for prediction in predictions], -1).double().square()
     # d log p(z) / da is -p_1 for z = 0 and p_0 for z = 1; a = w x + b has the gradient (x, 1).
     term = (f - baseline[:, None, None]) * torch.stack([-p[..., 1], p[..., 0]], -1)
-    ratio = (log_p - log_q.double().unflatten(0, (-1, len(parameters)))).exp().mean(0)
+    ratio = (log_p - log_q.double()).exp().mean(0)
     variance = (p * ratio * term.square()).sum(-1) - (p * term).sum(-1).square()
     return (variance * (1.0 + x.double().square())).sum(-1) / p.shape[1] ** 2
-
-
-def tile(x: Rows, times: int) -> Float[Tensor, "_ n"]:
-    """Repeats the data of each model; data that all models share stay as they are."""
-    return x if len(x) == 1 else x.repeat(times, 1)
 
 
 def exact_gradient(parameters: Models, x: Rows, y: Rows) -> tuple[Models, Float[Tensor, " r"]]:

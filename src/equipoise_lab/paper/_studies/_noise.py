@@ -13,7 +13,7 @@ a threshold t_i. For a row on its own that is 0. In a balanced assignment it is 
 conditional of a row with logits of 0 tells (App. D.3). So the probability of expert 1 given the other rows is
 F((a - t) / width) for every kind, and importance weights are exact.
 
-Legend: r runs, m runs of one setting and kind, n rows (datapoints), 2 experts.
+Legend: m runs of one setting and kind (scales, then seeds), n rows (datapoints), 2 experts.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from equipoise_lab._style import Look, add_grid, legend_lines, name_ticks, new_f
 from equipoise_lab.paper._recipe import Paper
 from equipoise_lab.paper._results import THRESHOLD
 from equipoise_lab.paper._rules import HALF, NOT_RUN, Part, Setting, Study, all_hold, difference_part
-from equipoise_lab.paper._task import Models, Rows, draw_datasets, draw_parameters, errors, lines, router
+from equipoise_lab.paper._task import draw_datasets, draw_parameters, errors, lines, router
 
 KINDS = {
     "gumbel": ("Gumbel", Look(colour="#08306b", marker="o")),
@@ -87,45 +87,45 @@ def run(recipe: Paper, *, quick: bool = False, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def _train(recipe: Paper, seed: int) -> Float[Tensor, " r"]:
-    """Trains all runs at once, in the order settings, kinds, scales, seeds; returns their errors."""
+def _train(recipe: Paper, seed: int) -> Float[Tensor, "settings kinds m"]:
+    """Trains all runs at once; returns their errors."""
     seeds = recipe.seed_range
     scale = torch.tensor(SCALES).repeat_interleave(len(seeds))
-    shape = [len(SETTINGS), len(KINDS), len(scale)]
-    data = draw_datasets(recipe.data_seeds(seeds), recipe.num_points, recipe.noise_sd)
     starts = torch.stack([draw_parameters(number, recipe.initialisation) for number in seeds])
-    theta, x, y = (of_seed.repeat(math.prod(shape) // len(seeds), 1) for of_seed in (starts, *data))
-    optimiser = torch.optim.Adam([theta.requires_grad_()], lr=recipe.learning_rate)
+    data = draw_datasets(recipe.data_seeds(seeds), recipe.num_points, recipe.noise_sd)
+    starts, x, y = (of_seed.repeat(len(SCALES), 1) for of_seed in (starts, *data))
+    theta = starts.expand(len(SETTINGS), len(KINDS), -1, -1).clone().requires_grad_()
+    optimiser = torch.optim.Adam([theta], lr=recipe.learning_rate)
     generators = [torch.Generator().manual_seed(_NOISE + 1000 * seed + number) for number in seeds]
-    diverged = torch.zeros(len(theta), dtype=torch.bool)
+    diverged = torch.zeros(theta.shape[:-1], dtype=torch.bool)
     for start in range(0, recipe.steps, _CHUNK):
         for noise in draw_noise(generators, _CHUNK, recipe.num_points)[: recipe.steps - start]:
             # The same for all settings and scales.
-            v = noise.repeat(1, len(SCALES), 1).expand(*shape, recipe.num_points)
+            v = noise.repeat(1, len(SCALES), 1).expand(len(SETTINGS), -1, -1, -1)
             loss = _loss(theta, x, y, v, scale, recipe.balance_weight)
             (gradient,) = torch.autograd.grad(loss.sum(), theta)
             diverged |= ~gradient.isfinite().all(-1)
-            theta.grad = gradient.masked_fill(diverged[:, None], 0.0)
+            theta.grad = gradient.masked_fill(diverged[..., None], 0.0)
             optimiser.step()
-    mse, _ = errors(theta.detach(), x, y, torch.ones(len(theta), dtype=torch.bool))
+    mse, _ = errors(theta.detach(), x, y, torch.ones_like(diverged))
     return mse.masked_fill(diverged, torch.inf)
 
 
 def _loss(
-    theta: Models,
-    x: Rows,
-    y: Rows,
+    theta: Float[Tensor, "settings kinds m 6"],
+    x: Float[Tensor, "m n"],
+    y: Float[Tensor, "m n"],
     v: Float[Tensor, "settings kinds m n"],
     scale: Float[Tensor, " m"],
     balance_weight: float,
-) -> Float[Tensor, " r"]:
+) -> Float[Tensor, "settings kinds m"]:
     """Samples under the noise and computes what gating minimises, with the library's own functions."""
     a, first, second = lines(theta, x)
     log_p = router(a)
     with torch.no_grad():
-        s = draw_sample(theta.detach().unflatten(0, v.shape[:-1]), x[: len(scale)], v, scale, balanced=1)
-        importance = torch.tensor([weighted for _, weighted in SETTINGS]).repeat_interleave(v[0, ..., 0].numel())
-        weight = torch.where(importance[:, None], probability_ratio(log_p, s), 1.0)
+        s = draw_sample(theta, x, v, scale, balanced=1)
+        importance = torch.tensor([weighted for _, weighted in SETTINGS])[:, None, None, None]
+        weight = torch.where(importance, probability_ratio(log_p, s), 1.0)
     prediction = s.at_z(torch.stack([first, second], -2).mT)
     losses = (y - gate(log_p, s) * prediction).square()
     return gated_loss(log_p, s, losses, weight=weight) + balance_weight * load_balance_loss(log_p)
@@ -149,7 +149,7 @@ def draw_sample(
 ) -> Sample:
     """Samples experts: d = a + width v, assigned within capacity n/2 in the first settings, each row alone in others.
 
-    All models are in one batch dimension; `log_q` is exact, given the other rows' noise where they were assigned.
+    `log_q` is exact, given the other rows' noise where they were assigned.
     """
     slope = theta[..., 0:1] * x
     a = slope + theta[..., 1:2]
@@ -164,8 +164,7 @@ def draw_sample(
         z[:balanced] = found.z
         threshold[:balanced] = found.log_q[..., 0] - found.log_q[..., 1]
     u = (a - threshold) / width.abs().clamp_min(1e-12)
-    log_q = torch.stack([_log_cdf(-u), _log_cdf(u)], -1).flatten(0, 2)
-    z = z.flatten(0, 2)
+    log_q = torch.stack([_log_cdf(-u), _log_cdf(u)], -1)
     return Sample(z, log_q, torch.ones_like(z, dtype=torch.bool), torch.ones_like(z, dtype=log_q.dtype))
 
 

@@ -25,7 +25,7 @@ from equipoise_lab._style import GREY, LOOKS, Look, add_grid, legend_lines, look
 from equipoise_lab.paper._recipe import Paper
 from equipoise_lab.paper._results import Run
 from equipoise_lab.paper._rules import Part, Study, decided, finite
-from equipoise_lab.paper._studies._mixture import measure_spread, mixture_sides, tile
+from equipoise_lab.paper._studies._mixture import measure_spread, mixture_sides
 from equipoise_lab.paper._task import draw_datasets
 from equipoise_lab.paper._train import Trained, train
 
@@ -117,8 +117,7 @@ def _summarise_own(
     spread: Mapping[str, Float[Tensor, "c s"]], models: Float[Tensor, "c s 6"], x: Tensor, y: Tensor, sd: float
 ) -> dict[str, list[float | None]]:
     """Medians over seeds of what the models say about their data, and of how the estimator behaves at them."""
-    sides = mixture_sides(models.flatten(0, 1), tile(x, len(models)), tile(y, len(models)), sd)
-    named = {name: value.unflatten(0, models.shape[:2]) for name, value in sides.items()}
+    named = mixture_sides(models, x, y, sd)
     named["mse"] = named.pop("mse_argmax")
     named |= {name: spread[name] for name in ("ess", "largest_weight", "gradient_variance", "gradient_error")}
     return {name: _each(value, Tensor.median) for name, value in named.items()}
