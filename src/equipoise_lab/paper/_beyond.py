@@ -189,10 +189,10 @@ def _draw_lines(study: Mapping[str, Any], note: str) -> Figure:
         for name, look in _LOOKS.items():
             entry, above = by_name[name], 2.0 if name in COMPARED else 4.0 if name == TIGHT else 3.0
             axes.plot(study["temperatures"], entry[key], label=entry["label"], zorder=above, **look.line)
-        axes.set_xscale("log")
+        limits = (-0.02 * study["seeds"], 1.04 * study["seeds"])
+        axes.set(xscale="log", ylim=limits, xlabel="temperature of the proposal")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set(ylim=(-0.02 * study["seeds"], 1.04 * study["seeds"]), xlabel="temperature of the proposal")
         axes.set_title(title, fontweight="bold", color=INK)
         add_grid(axes)
     panels[0].set_ylabel(f"solved seeds of {study['seeds']}")

@@ -4,6 +4,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -113,16 +114,9 @@ def draw_tables(tables: Sequence[SolvedTable], width: float, note: str) -> Figur
 def _draw_table(axes: Axes, table: SolvedTable, *, labelled: bool) -> None:
     """Draws one cell a setting: the number of solved seeds, and the darker the more."""
     fractions = [[math.nan if cell is None else cell[0] / cell[1] for cell in row] for row in table.rows]
-    axes.pcolormesh(
-        [column - 0.5 for column in range(len(table.columns) + 1)],
-        [row - 0.5 for row in range(len(table.rows) + 1)],
-        fractions,
-        cmap=SEQUENTIAL,
-        vmin=0.0,
-        vmax=1.0 / _DARKEST,
-        edgecolors="white",
-        linewidth=1.5,
-    )
+    edges = [[place - 0.5 for place in range(len(cells) + 1)] for cells in (table.columns, table.rows)]
+    shades: dict[str, Any] = {"cmap": SEQUENTIAL, "vmin": 0.0, "vmax": 1.0 / _DARKEST}
+    axes.pcolormesh(*edges, fractions, **shades, edgecolors="white", linewidth=1.5)
     known = [(x, y, *cell) for y, cells in enumerate(table.rows) for x, cell in enumerate(cells) if cell]
     for x, y, solved, runs in known:
         colour = "white" if solved >= _WHITE_FROM * runs else INK if solved else GREY

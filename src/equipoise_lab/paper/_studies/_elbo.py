@@ -149,12 +149,11 @@ def draw(study: Study) -> Figure:
             left.plot(curve["steps"], curve["router_entropy"], **mark.dotted(8), label=name)
             for p in model["p"]:
                 right.plot(model["x"], p, color=mark.colour, linestyle=mark.dashes, linewidth=0.8, alpha=0.8)
-        left.set(xscale="log", yscale="log")
+        title = f"experts' sd {sd:.2g}:\nrouter's entropy (nats)"
+        left.set(xscale="log", yscale="log", title=title, xlabel="step")
         left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         left.yaxis.set_minor_formatter(NullFormatter())
-        left.set(title=f"experts' sd {sd:.2g}:\nrouter's entropy (nats)", xlabel="step")
-        right.set(title="routers at the end:\np of expert 1", xlabel="x", xlim=(0.44, 0.56))
-        right.set_xticks([0.45, 0.5, 0.55])
+        right.set(title="routers at the end:\np of expert 1", xlabel="x", xlim=(0.44, 0.56), xticks=[0.45, 0.5, 0.55])
         for axes in (left, right):
             add_grid(axes)
     lines = legend_lines((f"trained on the {name}", mark) for name, mark in _OBJECTIVES.values())

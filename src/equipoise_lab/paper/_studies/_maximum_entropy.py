@@ -145,9 +145,8 @@ def draw(study: Study) -> Figure:
         for point in points:
             x, y = zip(*point["entries"], strict=True)
             axes.plot(x, y, **looks[point["sharpness"]].points(3.6))
-        axes.set(xscale="log", yscale="log")
+        axes.set(xscale="log", yscale="log", xlabel=r"$p_{ij}^{1/\tau}$", title=f"n = {shape[0]}, k = {shape[1]}")
         axes.minorticks_off()
-        axes.set(xlabel=r"$p_{ij}^{1/\tau}$", title=f"n = {shape[0]}, k = {shape[1]}")
         add_grid(axes)
     panels[0].set_ylabel(r"$u_{ij}$, in the fitted scale")
     left, right = row(below, 2)

@@ -222,17 +222,11 @@ def draw(study: Study) -> Figure:
             chosen = [run for run in study["runs"] if (run["method"], run["importance"], run["kind"]) == where]
             solved = [run["solved"] / run["seeds"] for run in chosen]
             axes.plot([run["scale"] for run in chosen], solved, **mark.line, label=name)
-        axes.set(xscale="log", ylim=(-0.05, 1.05))
+        axes.set(xscale="log", ylim=(-0.05, 1.05), title=title, xlabel="scale of the noise")
         name_ticks(axes, sorted({run["scale"] for run in study["runs"]}))
-        axes.set(title=title, xlabel="scale of the noise")
         add_grid(axes)
     panels[0].set_ylabel("seeds that solve the task")
     panels[0].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    figure.legend(
-        handles=legend_lines(KINDS.values()),
-        loc="outside upper left",
-        ncols=3,
-        title=f"gating with balance loss {study['balance_weight']:g}",
-        alignment="left",
-    )
+    handles, title = legend_lines(KINDS.values()), f"gating with balance loss {study['balance_weight']:g}"
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, title=title, alignment="left")
     return figure

@@ -79,12 +79,11 @@ def draw(study: Study) -> Figure:
         skipped = [(i, expert) for i, (expert, stays) in enumerate(drawn) if not stays]
         _draw_matrix(axes, matrix, title, capacity, skipped=skipped)
     panels[0].set_ylabel(f"{rows} datapoints")
-    figure.supxlabel(
+    below = (
         f"Three experts of capacity {capacity}; below each column its sum, framed where it exceeds the capacity.\n"
-        "Probabilities in percent. Crossed out: drawn, but skipped. The samples share their noise.",
-        fontsize=8,
-        color=GREY,
+        "Probabilities in percent. Crossed out: drawn, but skipped. The samples share their noise."
     )
+    figure.supxlabel(below, fontsize=8, color=GREY)
     return figure
 
 

@@ -65,9 +65,8 @@ def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
         out. Everything but the times is the same for the same seed.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = QUICK_ROWS if quick else ROWS
-    shapes = [(n, n) for n in (SQUARE[:1] if quick else SQUARE)]
-    shapes += [(n, k) for k in (EXPERTS[:2] if quick else EXPERTS) for n in rows]
+    square, experts, rows = (SQUARE[:1], EXPERTS[:2], QUICK_ROWS) if quick else (SQUARE, EXPERTS, ROWS)
+    shapes = [(n, n) for n in square] + [(n, k) for k in experts for n in rows]
     sizes: list[dict[str, Any]] = []
     spent: dict[int, tuple[int, float]] = {}
     with num_threads(1):
@@ -167,9 +166,8 @@ def draw(study: Study) -> Figure:
         for key, name, mark in _SOLVERS:
             times = [(size["n"], size[f"{key}_ms"]) for size in chosen]
             plot_known(axes, [(n, None if ms is None else 1e-3 * ms) for n, ms in times], **mark.line, label=name)
-        axes.set_yscale("log")
+        axes.set(yscale="log", title=f"k = {k} experts")
         axes.yaxis.set_major_formatter(lambda seconds, _: tick_seconds(seconds))
-        axes.set_title(f"k = {k} experts")
         _rows_axis(axes, sorted({size["n"] for size in chosen})[::2])
     panels[0].set_ylabel("time of one call")
     panels[0].legend(loc="upper left", fontsize=7.5)
@@ -178,8 +176,8 @@ def draw(study: Study) -> Figure:
         n, improvements = zip(*((size["n"], size["improvements"]) for size in by_experts[k]), strict=True)
         axes.plot(n, improvements, **look.line, label=f"k = {k}")
     axes.legend(fontsize=8)
-    axes.set(ylabel="cycles cancelled", xlabel="datapoints n")
-    axes.set_title("improvements after the auction's start, one datapoint an edge as in the paper")
+    title = "improvements after the auction's start, one datapoint an edge as in the paper"
+    axes.set(ylabel="cycles cancelled", xlabel="datapoints n", title=title)
     _rows_axis(axes, sorted({size["n"] for size in sizes}))
     return figure
 

@@ -208,13 +208,9 @@ def draw_training(study: Study) -> Figure:
         axes.set_axis_off()
     for axes in (panels[0], panels[3]):
         axes.set_ylabel("nats a datapoint")
-    above.legend(
-        handles=legend_lines((name, mark) for _, name, mark in _SIDES),
-        loc="outside upper left",
-        ncols=3,
-        title=f"log-likelihoods at temperature 1, median of {study['seeds']} seeds",
-        alignment="left",
-    )
+    handles = legend_lines((name, mark) for _, name, mark in _SIDES)
+    title = f"log-likelihoods at temperature 1, median of {study['seeds']} seeds"
+    above.legend(handles=handles, loc="outside upper left", ncols=3, title=title, alignment="left")
     entropies = row(below, 2, sharey=True)
     for axes, temperature in zip(entropies, TEMPERATURES, strict=True):
         for method in methods:
