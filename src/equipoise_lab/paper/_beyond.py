@@ -20,9 +20,9 @@ from equipoise_lab._style import INK, Look, add_grid, new_figure, row, save, sty
 from equipoise_lab._tasks import Progress
 from equipoise_lab.paper._methods import BEYOND, METHOD_TABLE
 from equipoise_lab.paper._recipe import Paper
-from equipoise_lab.paper._results import Result, read_results
+from equipoise_lab.paper._results import Result
 from equipoise_lab.paper._runner import run_units
-from equipoise_lab.paper._solved import SolvedTable, count_solved, draw_tables
+from equipoise_lab.paper._solved import SolvedTable, draw_tables
 
 # What the paper has, to compare with: no capacity; skipping; balanced sampling.
 COMPARED = ("sample", "skip-iw", "gm-iw")
@@ -100,27 +100,29 @@ def run_beyond(recipe: Paper, out: Path, *, workers: int, advance: Progress) -> 
 
 def judge_beyond(results: Sequence[Result], recipe: Paper) -> dict[str, Any]:
     """Counts solved seeds, and judges the goals by rule."""
-    tables = beyond_tables(results, recipe)
+    runs: dict[tuple[str, float], list[Result]] = {}
+    for run in sorted(results, key=attrgetter("seed")):
+        runs.setdefault((run.method, run.temperature), []).append(run)
+    below, temperatures = recipe.threshold, recipe.temperatures
     rows: list[dict[str, Any]] = [
         {
             "method": name,
             "label": METHOD_TABLE[name].label,
             "capacity_factor": METHOD_TABLE[name].capacity_factor,
-            "solved": [cell[0] if cell else None for cell in tables[0].rows[i]],
-            "solved_expected": [cell[0] if cell else None for cell in tables[1].rows[i]],
+            "solved": [sum(run.mse < below for run in runs[name, t]) for t in temperatures],
+            "solved_expected": [sum(run.mse_expected < below for run in runs[name, t]) for t in temperatures],
         }
-        for i, name in enumerate(recipe.methods)
+        for name in recipe.methods
     ]
-    by_seed: dict[tuple[str, float], list[bool]] = {}
-    for run in sorted(results, key=attrgetter("seed")):
-        by_seed.setdefault((run.method, run.temperature), []).append(run.solved)
     of_sample = rows[recipe.methods.index("sample")]["solved"]
-    best = recipe.temperatures[of_sample.index(max(of_sample))]
+    best = temperatures[of_sample.index(max(of_sample))]
+    theirs = [run.solved for run in runs["sample", best]]
     against: dict[str, list[dict[str, float]]] = {name: [] for name in recipe.methods if name != "sample"}
     for name, pairs in against.items():
-        for t in (t for t in recipe.temperatures if _LOWEST <= t <= _HIGHEST):
-            difference, low, high = compare_paired(by_seed[name, t], by_seed["sample", best])
-            counted = {"temperature": t, "solved": sum(by_seed[name, t])}
+        for t in (t for t in temperatures if _LOWEST <= t <= _HIGHEST):
+            ours = [run.solved for run in runs[name, t]]
+            difference, low, high = compare_paired(ours, theirs)
+            counted = {"temperature": t, "solved": sum(ours)}
             pairs.append(counted | {"difference": difference, "low": low, "high": high})
     return {
         "seeds": recipe.seeds,
@@ -132,15 +134,6 @@ def judge_beyond(results: Sequence[Result], recipe: Paper) -> dict[str, Any]:
         "against": against,
         "goals": [_judge_tight(against[TIGHT]), _judge_slack(against[SLACKENED], recipe.seeds)],
     }
-
-
-def beyond_tables(results: Sequence[Result], recipe: Paper) -> list[SolvedTable]:
-    """Counts solved seeds by method and temperature: of the argmax expert, and in expectation under the router."""
-    methods, below = recipe.methods, recipe.threshold
-    return [
-        count_solved(results, "Argmax expert", methods=methods, solved=lambda run: run.mse < below),
-        count_solved(results, "In expectation", methods=methods, solved=lambda run: run.mse_expected < below),
-    ]
 
 
 def _judge_tight(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -172,13 +165,21 @@ def _judge_slack(pairs: Sequence[Mapping[str, Any]], seeds: int) -> dict[str, An
     }
 
 
-def draw_beyond_figures(out: Path, study: Mapping[str, Any], recipe: Paper, note: str) -> list[Path]:
-    """Draws the figures `beyond` and `beyond-solved` of what is in `beyond` of a folder."""
-    results = read_results(out / "beyond" / "results.csv")
+def draw_beyond_figures(folder: Path, study: Mapping[str, Any], note: str) -> list[Path]:
+    """Draws the figures `beyond` and `beyond-solved` of what `run_beyond` returned."""
+    tables = [
+        SolvedTable(
+            title=title,
+            varies="temperature",
+            columns=tuple(study["temperatures"]),
+            labels=tuple(entry["label"] for entry in study["rows"]),
+            rows=tuple(tuple((count, study["seeds"]) for count in entry[key]) for entry in study["rows"]),
+        )
+        for key, title in (("solved", "Argmax expert"), ("solved_expected", "In expectation"))
+    ]
     with style():
-        paths = save(_draw_lines(study, note), out / "figures", "beyond")
-        tables = draw_tables(beyond_tables(results, recipe), 11.0, note)
-        return paths + save(tables, out / "figures", "beyond-solved")
+        paths = save(_draw_lines(study, note), folder, "beyond")
+        return paths + save(draw_tables(tables, 11.0, note), folder, "beyond-solved")
 
 
 def _draw_lines(study: Mapping[str, Any], note: str) -> Figure:

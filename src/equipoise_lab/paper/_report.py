@@ -38,11 +38,11 @@ class Picture:
 
 def write_report(
     out: Path,
-    *,
     recipe_description: Mapping[str, Any],
     results: Sequence[Result],
     claims: Sequence[Claim],
     studies: Mapping[str, Mapping[str, Any]],
+    *,
     environment: Mapping[str, Any],
     command: str,
     seconds: float,

@@ -89,18 +89,9 @@ def reproduce(
     paths += draw_result_figures(out, results, described, model=studies["traces"].get("model"))
     paths += save_study_figures(studies, out / "figures")
     if beyond:
-        paths += draw_beyond_figures(out, studies["beyond"], further, quick_note(described))
-    report = write_report(
-        out,
-        recipe_description=described,
-        results=results,
-        claims=claims,
-        studies=studies,
-        environment=environment(),
-        command=command,
-        seconds=time.perf_counter() - began,
-        resumed=resumed,
-    )
+        paths += draw_beyond_figures(out / "figures", studies["beyond"], quick_note(described))
+    how: dict[str, Any] = {"environment": environment(), "command": command, "resumed": resumed}
+    report = write_report(out, described, results, claims, studies, seconds=time.perf_counter() - began, **how)
     return Reproduction(results=results, claims=claims, paths=[*paths, report])
 
 

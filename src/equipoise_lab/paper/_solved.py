@@ -2,7 +2,7 @@
 """How many seeds are solved: the panels and the sweeps, counted, and as tables that can be read as pictures."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,27 +49,20 @@ class SolvedTable:
     rows: tuple[tuple[tuple[int, int] | None, ...], ...]
 
 
-def count_solved(
-    runs: Sequence[Result],
-    title: str,
-    column: str = "temperature",
-    *,
-    methods: Sequence[str] = METHODS,
-    solved: Callable[[Result], bool] = lambda run: run.solved,
-) -> SolvedTable:
-    """Counts the runs that solve the task, or what else counts as `solved`, by method and by a column of the runs."""
+def count_solved(runs: Sequence[Result], title: str, column: str = "temperature") -> SolvedTable:
+    """Counts the runs that solve the task, by method and by a column of the runs."""
     counts: dict[tuple[str, float], tuple[int, int]] = {}
     for run in runs:
         key = (run.method, getattr(run, column))
-        done, all_runs = counts.get(key, (0, 0))
-        counts[key] = (done + solved(run), all_runs + 1)
+        solved, all_runs = counts.get(key, (0, 0))
+        counts[key] = (solved + run.solved, all_runs + 1)
     columns = tuple(sorted({value for _, value in counts}))
     return SolvedTable(
         title=title,
         varies=_COLUMN_NAMES[column],
         columns=columns,
-        labels=tuple(METHOD_TABLE[name].label for name in methods),
-        rows=tuple(tuple(counts.get((name, value)) for value in columns) for name in methods),
+        labels=tuple(METHOD_TABLE[name].label for name in METHODS),
+        rows=tuple(tuple(counts.get((name, value)) for value in columns) for name in METHODS),
     )
 
 
