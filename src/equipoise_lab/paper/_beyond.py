@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The toy experiment with what the paper does not have: bounded weights, slack, averaged conditionals, a critic.
 
-No setting of what is compared was chosen on these seeds.
+Trained, judged by two goals, and drawn. No setting of what is compared was chosen on these seeds.
 """
 
 import json
@@ -12,13 +12,17 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
 from equipoise_lab._ledger import write_whole
+from equipoise_lab._style import INK, Look, add_grid, new_figure, row, save, style, write_note
 from equipoise_lab._tasks import Progress
 from equipoise_lab.paper._methods import BEYOND, METHOD_TABLE
 from equipoise_lab.paper._recipe import Paper
 from equipoise_lab.paper._results import Result
 from equipoise_lab.paper._runner import run_units
-from equipoise_lab.paper._solved import SolvedTable, count_solved
+from equipoise_lab.paper._solved import SolvedTable, draw_tables
 
 # What the paper has, to compare with: no capacity; skipping; balanced sampling.
 COMPARED = ("sample", "skip-iw", "gm-iw")
@@ -28,6 +32,17 @@ TIGHT, SLACKENED = "gm-iw-mix-critic", "gm-iw-mix-critic-slack"
 _FURTHER = 1000
 # The goals speak of these temperatures, and of 38 seeds in 40.
 _LOWEST, _HIGHEST, _ENOUGH = 0.03, 30.0, 0.95
+# The paper's in grey, ours in colour.
+_LOOKS = {
+    "sample": Look(colour="#3d3d3d", marker="o"),
+    "skip-iw": Look(colour="#7a7a7a", marker="s", dashes="--"),
+    "gm-iw": Look(colour="#a3a3a3", marker="^", dashes=":"),
+    "skip-iw-mix-critic": Look(colour="#0b4f94", marker="D", dashes="--", filled=False),
+    "gm-iw-mix": Look(colour="#cc6a1b", marker="v", dashes=(0, (5.0, 1.5, 1.0, 1.5)), filled=False),
+    TIGHT: Look(colour="#8c2d04", marker="P"),
+    SLACKENED: Look(colour="#1a6b3c", marker="X"),
+}
+_PANELS = (("solved", "Error of the argmax expert"), ("solved_expected", "Error in expectation under the router"))
 
 
 def beyond_recipe(recipe: Paper) -> Paper:
@@ -51,13 +66,10 @@ def beyond_recipe(recipe: Paper) -> Paper:
 
 
 def compare_paired(ours: Sequence[bool], theirs: Sequence[bool]) -> tuple[float, float, float]:
-    """Estimates the difference of two success rates on the same seeds, with a 95% confidence interval.
+    """Estimates the difference of two success rates on the same seeds, and the ends of its 95% confidence interval.
 
     Wald's interval after half a seed is added to each of the four outcomes, which keeps it honest at small numbers
     (Agresti and Min, Simple improved confidence intervals for comparing matched proportions, 2005).
-
-    Returns:
-        The difference as observed, and the ends of the interval.
 
     Example:
         >>> compare_paired([True] * 9 + [False], [True] * 8 + [False] * 2)[0]
@@ -88,58 +100,40 @@ def run_beyond(recipe: Paper, out: Path, *, workers: int, advance: Progress) -> 
 
 def judge_beyond(results: Sequence[Result], recipe: Paper) -> dict[str, Any]:
     """Counts solved seeds, and judges the goals by rule."""
-    tables = beyond_tables(results, recipe)
+    runs: dict[tuple[str, float], list[Result]] = {}
+    for run in sorted(results, key=attrgetter("seed")):
+        runs.setdefault((run.method, run.temperature), []).append(run)
+    below, temperatures = recipe.threshold, recipe.temperatures
     rows: list[dict[str, Any]] = [
         {
             "method": name,
             "label": METHOD_TABLE[name].label,
             "capacity_factor": METHOD_TABLE[name].capacity_factor,
-            "solved": [cell[0] if cell else None for cell in tables[0].rows[i]],
-            "solved_expected": [cell[0] if cell else None for cell in tables[1].rows[i]],
+            "solved": [sum(run.mse < below for run in runs[name, t]) for t in temperatures],
+            "solved_expected": [sum(run.mse_expected < below for run in runs[name, t]) for t in temperatures],
         }
-        for i, name in enumerate(recipe.methods)
+        for name in recipe.methods
     ]
-    solved = dict(zip(recipe.methods, (row["solved"] for row in rows), strict=True))
-    best = max(range(len(recipe.temperatures)), key=lambda i: solved["sample"][i])
-    by_seed = _by_seed(results)
-    at_best = by_seed["sample", recipe.temperatures[best]]
-    inside = [t for t in recipe.temperatures if _LOWEST <= t <= _HIGHEST]
-    against = {
-        name: [_pair(t, by_seed[name, t], at_best) for t in inside] for name in recipe.methods if name != "sample"
-    }
+    of_sample = rows[recipe.methods.index("sample")]["solved"]
+    best = temperatures[of_sample.index(max(of_sample))]
+    theirs = [run.solved for run in runs["sample", best]]
+    against: dict[str, list[dict[str, float]]] = {name: [] for name in recipe.methods if name != "sample"}
+    for name, pairs in against.items():
+        for t in (t for t in temperatures if _LOWEST <= t <= _HIGHEST):
+            ours = [run.solved for run in runs[name, t]]
+            difference, low, high = compare_paired(ours, theirs)
+            counted = {"temperature": t, "solved": sum(ours)}
+            pairs.append(counted | {"difference": difference, "low": low, "high": high})
     return {
         "seeds": recipe.seeds,
         "first_seed": recipe.first_seed,
         "threshold": recipe.threshold,
         "temperatures": list(recipe.temperatures),
         "rows": rows,
-        "best": {"temperature": recipe.temperatures[best], "solved": solved["sample"][best]},
+        "best": {"temperature": best, "solved": max(of_sample)},
         "against": against,
         "goals": [_judge_tight(against[TIGHT]), _judge_slack(against[SLACKENED], recipe.seeds)],
     }
-
-
-def beyond_tables(results: Sequence[Result], recipe: Paper) -> list[SolvedTable]:
-    """Counts solved seeds by method and temperature: of the argmax expert, and in expectation under the router."""
-    how: dict[str, Any] = {"varies": "temperature", "value": attrgetter("temperature"), "methods": recipe.methods}
-    return [
-        count_solved(results, "Argmax expert", solved=lambda run: run.mse < recipe.threshold, **how),
-        count_solved(results, "In expectation", solved=lambda run: run.mse_expected < recipe.threshold, **how),
-    ]
-
-
-def _by_seed(results: Sequence[Result]) -> dict[tuple[str, float], list[bool]]:
-    """Whether each seed is solved, in their order, by method and temperature."""
-    found: dict[tuple[str, float], list[bool]] = {}
-    for run in sorted(results, key=attrgetter("seed")):
-        found.setdefault((run.method, run.temperature), []).append(run.solved)
-    return found
-
-
-def _pair(temperature: float, ours: Sequence[bool], other: Sequence[bool]) -> dict[str, float]:
-    """The solved seeds of a method at a temperature, and the difference from another on the same seeds."""
-    difference, low, high = compare_paired(ours, other)
-    return {"temperature": temperature, "solved": sum(ours), "difference": difference, "low": low, "high": high}
 
 
 def _judge_tight(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -169,3 +163,41 @@ def _judge_slack(pairs: Sequence[Mapping[str, Any]], seeds: int) -> dict[str, An
         "holds": all(pair["solved"] >= enough for pair in pairs),
         "measured": f"solved at least {least['solved']} of {seeds} (temperature {least['temperature']:g})",
     }
+
+
+def draw_beyond_figures(folder: Path, study: Mapping[str, Any], note: str) -> list[Path]:
+    """Draws the figures `beyond` and `beyond-solved` of what `run_beyond` returned."""
+    tables = [
+        SolvedTable(
+            title=title,
+            varies="temperature",
+            columns=tuple(study["temperatures"]),
+            labels=tuple(entry["label"] for entry in study["rows"]),
+            rows=tuple(tuple((count, study["seeds"]) for count in entry[key]) for entry in study["rows"]),
+        )
+        for key, title in (("solved", "Argmax expert"), ("solved_expected", "In expectation"))
+    ]
+    with style():
+        paths = save(_draw_lines(study, note), folder, "beyond")
+        return paths + save(draw_tables(tables, 11.0, note), folder, "beyond-solved")
+
+
+def _draw_lines(study: Mapping[str, Any], note: str) -> Figure:
+    figure = new_figure(10.8, 4.6)
+    panels = row(figure, 2, sharey=True)
+    by_name = {entry["method"]: entry for entry in study["rows"]}
+    for axes, (key, title) in zip(panels, _PANELS, strict=True):
+        for name, look in _LOOKS.items():
+            entry, above = by_name[name], 2.0 if name in COMPARED else 4.0 if name == TIGHT else 3.0
+            axes.plot(study["temperatures"], entry[key], label=entry["label"], zorder=above, **look.line)
+        limits = (-0.02 * study["seeds"], 1.04 * study["seeds"])
+        axes.set(xscale="log", ylim=limits, xlabel="temperature of the proposal")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_title(title, fontweight="bold", color=INK)
+        add_grid(axes)
+    panels[0].set_ylabel(f"solved seeds of {study['seeds']}")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    write_note(figure, note)
+    return figure

@@ -5,20 +5,18 @@ import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from equipoise.estimators import PAPER_STRATEGIES
+from rich.table import Column, Table
+
 from equipoise_lab._ledger import write_whole
-from equipoise_lab.paper._claims_studies import STUDY_JUDGES
-from equipoise_lab.paper._recipe import LEARNING_RATES, METHODS, RATE_TEMPERATURES
 from equipoise_lab.paper._results import BASELINES, Baseline, Result
-from equipoise_lab.paper._rules import Outcomes, Part, Study, Verdict, all_hold, difference_part, solved_part
+from equipoise_lab.paper._rules import NOT_RUN, Outcomes, Part, Study, Verdict, all_hold, judge_statement
 from equipoise_lab.paper._solved import SolvedTable
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from equipoise_lab.paper._studies import JUDGES
 
 RULES: list[dict[str, Any]] = tomllib.loads(
     (Path(__file__).parent / "templates" / "claims.toml").read_text(encoding="utf-8")
@@ -30,7 +28,6 @@ VERDICT_RULE = (
     "the 95% interval of a figure that it needs contains the limit; it is not judged if a result that it needs was not "
     "run"
 )
-_VARIANTS = {"plain": "without Sinkhorn", "sinkhorn": "with Sinkhorn first"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,100 +53,44 @@ def judge(results: Iterable[Result], studies: Mapping[str, Study]) -> list[Claim
         {'not judged'}
     """
     runs = list(results)
-    by_baseline: dict[Baseline, Outcomes] = {baseline: Outcomes(runs, baseline) for baseline in BASELINES}
-    return [make_claim(rule["number"], rule["title"], _judge(rule, by_baseline, studies)) for rule in RULES]
+    outcomes: dict[Baseline, Outcomes] = {baseline: Outcomes(runs, baseline) for baseline in BASELINES}
+    return [_judge_claim(rule, outcomes, studies) for rule in RULES]
 
 
-def _judge(
-    rule: Mapping[str, Any], by_baseline: Mapping[Baseline, Outcomes], studies: Mapping[str, Study]
-) -> list[Part]:
-    if study := rule.get("study"):
-        return STUDY_JUDGES[study](studies.get(study, {}))
-    if rule.get("judge") == "rates":
-        return judge_rates(by_baseline["ema"])
-    if rule.get("both"):
-        judged = {b: judge_statements(outcomes, rule["statements"]) for b, outcomes in by_baseline.items()}
-        return [replace(part, baseline=b) for b, parts in judged.items() for part in parts]
-    return judge_statements(by_baseline["ema"], rule["statements"])
-
-
-def judge_statements(outcomes: Outcomes, statements: Iterable[Sequence[str]]) -> list[Part]:
-    """Judges statements: each its kind, one or two places where `Outcomes.at` finds settings, and its words."""
+def _judge_claim(rule: Mapping[str, Any], outcomes: Mapping[Baseline, Outcomes], studies: Mapping[str, Study]) -> Claim:
+    statements, both = rule["statements"], rule.get("both", False)
     parts: list[Part] = []
-    for kind, *places, rule in statements:
-        core, how = not kind.startswith("secondary, "), kind.removeprefix("secondary, ")
-        found = [outcomes.at(place) for place in places]
-        if len(found) == 1:
-            parts.append(solved_part(rule, found[0], how, core=core))
-        else:
-            limit, at_most = float(how.split()[2]), how.startswith("at most")
-            names = _names(*places)
-            parts.append(difference_part(rule, found[0], found[1], names, at_most=at_most, limit=limit, core=core))
-    return parts
+    for baseline in BASELINES if both else BASELINES[:1]:
+        found = [NOT_RUN] * len(statements)
+        if (study := rule.get("study")) is None:
+            found = [judge_statement(outcomes[baseline], *statement[:-1]) for statement in statements]
+        elif study in studies:
+            with suppress(LookupError):  # it lacks what a statement needs
+                found = JUDGES[study](studies[study])
+        for part, (kind, *_, words) in zip(found, statements, strict=True):
+            core, of = not kind.startswith("secondary"), baseline if both else None
+            parts.append(replace(part, rule=words, core=core, baseline=of))
+    return _put_together(rule, parts)
 
 
-def _names(one: str, other: str) -> tuple[str, str]:
-    """Names what two places differ in: the strategy, or whether Sinkhorn comes first."""
-    (_, variant, method, *_), (_, second, rival, *_) = one.split(), other.split()
-    if method == rival:
-        return _VARIANTS[variant], _VARIANTS[second]
-    return PAPER_STRATEGIES[method].label, PAPER_STRATEGIES[rival].label
-
-
-def judge_rates(outcomes: Outcomes) -> list[Part]:
-    """Claim 14: over all strategies at temperatures 1 and 10, no learning rate solves more runs than 0.1."""
-    rule = (
-        "over the six strategies with REINFORCE at temperatures 1 and 10, the learning rate 0.1 solves more runs than "
-        "each of 0.001, 0.003, 0.01, 0.03, 0.3 and 1"
-    )
-    swept = {
-        rate: outcomes.settings("reinforce", "plain", METHODS, RATE_TEMPERATURES, learning_rate=rate)
-        for rate in LEARNING_RATES
-    }
-    others = [
-        difference_part(rule, swept[0.1], settings, ("0.1", f"{rate:g}"), limit=0.0)
-        for rate, settings in swept.items()
-        if rate != 0.1
-    ]
-    verdict = all_hold(part.verdict for part in others)
-    if verdict == "not judged":
-        return [Part(rule=rule, measured="not all learning rates run", verdict=verdict)]
-    closest = min(others, key=lambda part: next(iter(part.figures.values())))
-    figures = {f"rate {rate:g}": sum(s.fraction for s in settings) / len(settings) for rate, settings in swept.items()}
-    solved = ", ".join(f"{figures[f'rate {rate:g}']:.0%} at {rate:g}" for rate in LEARNING_RATES)
-    measured = f"solved: {solved}; nearest: {closest.measured}"
-    seeds = max(part.seeds or 0 for part in others) if verdict == "undecided" else None
-    return [Part(rule=rule, measured=measured, verdict=verdict, figures=figures, seeds=seeds)]
-
-
-def decide(parts: Sequence[Part]) -> Verdict:
-    """Turns the verdicts on a claim's statements into one: see `VERDICT_RULE`.
-
-    Example:
-        >>> decide([Part(rule="", measured="", verdict="holds"), Part(rule="", measured="", verdict="undecided")])
-        'undecided'
-    """
-    if any(part.verdict == "not judged" for part in parts):
-        return "not judged"
-    return all_hold(part.verdict for part in parts if part.core)
-
-
-def make_claim(number: int, title: str, parts: Sequence[Part]) -> Claim:
-    """Puts a claim together from its statements; those without the baseline repeat the rules of those with it."""
+def _put_together(rule: Mapping[str, Any], parts: Sequence[Part]) -> Claim:
+    """Makes a claim of its statements; those without the baseline repeat the rules of those with it."""
     main = [part for part in parts if part.baseline != "none"]
     without = [part for part in parts if part.baseline == "none"]
-    names = [f"({'abcdefghij'[i]})" for i in range(len(main))]
-    kinds = ["" if part.core else "(secondary) " for part in main]
+    rules, measured, rest = (
+        " ".join(f"({letter}) {text}." for letter, text in zip("abcdefghij", texts, strict=False))
+        for texts in (
+            [part.rule if part.core else f"(secondary) {part.rule}" for part in main],
+            [part.measured for part in main],
+            [part.measured for part in without],
+        )
+    )
     undecided = [part.seeds for part in parts if part.verdict == "undecided" and part.core and part.seeds is not None]
-    measured = " ".join(f"{n} {p.measured}." for n, p in zip(names, main, strict=True))
-    if without:
-        rest = " ".join(f"{n} {p.measured}." for n, p in zip(names, without, strict=True))
-        measured = f"With the moving average: {measured} Without a baseline: {rest}"
     return Claim(
-        number=number,
-        title=title,
-        rule=" ".join(f"{n} {kind}{p.rule}." for n, kind, p in zip(names, kinds, main, strict=True)),
-        measured=measured,
+        number=rule["number"],
+        title=rule["title"],
+        rule=rules,
+        measured=f"With the moving average: {measured} Without a baseline: {rest}" if without else measured,
         verdict=decide(main),
         verdict_without=decide(without) if without else None,
         seeds=max(undecided, default=None),
@@ -163,19 +104,25 @@ def make_claim(number: int, title: str, parts: Sequence[Part]) -> Claim:
     )
 
 
-_COUNTS = (
-    *("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"),
-    *("Nine", "Ten", "Eleven", "Twelve", "Thirteen", "Fourteen", "Fifteen", "Sixteen"),
-)
-# What the paragraph says of one claim, and of several.
+def decide(parts: Sequence[Part]) -> Verdict:
+    """Turns the verdicts on a claim's statements into one: see `VERDICT_RULE`.
+
+    Example:
+        >>> decide([Part(measured="", verdict="holds"), Part(measured="", verdict="undecided")])
+        'undecided'
+    """
+    if any(part.verdict == "not judged" for part in parts):
+        return "not judged"
+    return all_hold(part.verdict for part in parts if part.core)
+
+
+_COUNTS = "No One Two Three Four Five Six Seven Eight Nine Ten Eleven Twelve Thirteen Fourteen Fifteen Sixteen"
+# What the paragraph says of one claim, and of several: "One holds", "Two hold".
 _SUMMARY = {
-    "holds": ("One holds", "{} hold"),
-    "differs": (
-        "One depends on whether REINFORCE subtracts a moving average",
-        "{} depend on whether REINFORCE subtracts a moving average",
-    ),
-    "undecided": ("One is undecided with these seeds", "{} are undecided with these seeds"),
-    "does not hold": ("One does not hold as stated", "{} do not hold as stated"),
+    "holds": ("holds", "hold", ""),
+    "differs": ("depends", "depend", " on whether REINFORCE subtracts a moving average"),
+    "undecided": ("is", "are", " undecided with these seeds"),
+    "does not hold": ("does", "do", " not hold as stated"),
 }
 
 
@@ -194,8 +141,8 @@ def summarise(claims: Sequence[Claim], *, named: bool = True) -> str:
         words = f"{short[claim.number]} ({claim.number})"
         groups.setdefault("differs" if differs else claim.verdict, []).append(words)
     kinds = {
-        one if len(found) == 1 else several.format(_COUNTS[len(found)]): found
-        for kind, (one, several) in _SUMMARY.items()
+        f"{_COUNTS.split()[len(found)]} {one if len(found) == 1 else several}{rest}": found
+        for kind, (one, several, rest) in _SUMMARY.items()
         if (found := groups.get(kind))
     }
     if not kinds:
@@ -209,11 +156,10 @@ def summarise(claims: Sequence[Claim], *, named: bool = True) -> str:
 
 def write_claims(path: Path, claims: Sequence[Claim], solved: Sequence[SolvedTable] = ()) -> None:
     """Writes `claims.json`, with the seeds solved in each panel, which the claims rest on."""
-    tables = [asdict(table) for table in solved]
     content = {
         "summary": summarise(claims),
         "verdicts": VERDICT_RULE,
-        "solved": tables,
+        "solved": [asdict(table) for table in solved],
         "claims": [asdict(claim) for claim in claims],
     }
     write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
@@ -229,17 +175,12 @@ def read_claims(path: Path) -> list[Claim]:
 _STYLES = {"holds": "green", "undecided": "yellow", "does not hold": "red", "not judged": "dim"}
 
 
-def claims_table(claims: Sequence[Claim]) -> "Table":
+def claims_table(claims: Sequence[Claim]) -> Table:
     """Lists the claims with their verdicts."""
-    from rich.table import Table  # not above: only the command prints
-
-    table = Table(title="The paper's claims", title_justify="left", show_lines=False)
-    table.add_column("", justify="right")
-    table.add_column("claim")
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("without baseline", no_wrap=True)
+    verdicts = (Column(heading, no_wrap=True) for heading in ("verdict", "without baseline"))
+    table = Table(Column(justify="right"), "claim", *verdicts, title="The paper's claims", title_justify="left")
     for claim in claims:
-        verdicts = (claim.verdict, claim.verdict_without)
-        shown = ("" if verdict is None else f"[{_STYLES[verdict]}]{verdict}[/]" for verdict in verdicts)
+        found = (claim.verdict, claim.verdict_without)
+        shown = ("" if verdict is None else f"[{_STYLES[verdict]}]{verdict}[/]" for verdict in found)
         table.add_row(str(claim.number), claim.title, *shown)
     return table

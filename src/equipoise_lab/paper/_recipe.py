@@ -3,8 +3,8 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import cast
+from dataclasses import dataclass, fields
+from typing import Any
 
 from equipoise._core import check_at_least, check_fraction, check_one_of, check_positive, check_seed
 from equipoise_lab.paper._methods import METHOD_TABLE
@@ -16,10 +16,7 @@ from equipoise_lab.paper._results import (
     MAIN_LEARNING_RATE,
     THRESHOLD,
     VARIANTS,
-    Baseline,
-    Loss,
     Run,
-    Variant,
 )
 
 METHODS = ("sample", "skip-iw", "skip", "gm-iw", "gm-sh", "gm")
@@ -113,21 +110,30 @@ class Paper:
         """Lists every run once: the six panels, then what the sweeps add to them."""
         found: dict[Run, None] = {}
         grid = itertools.product(self.variants, self.methods, self.losses, self.temperatures)
-        for variant, method, loss, temperature in grid:
-            weight = self.balance_weight if loss == "gating" else 0.0
-            both = loss == "reinforce" and variant == "plain"
-            for baseline in self.baselines if both else self.baselines[:1]:
-                found |= self._seeds(variant, method, loss, weight, temperature, self.learning_rate, baseline)
+        for variant, method, loss, t in grid:
+            setting = {"loss": loss, "variant": variant, "method": method, "temperature": t}
+            if loss == "gating":
+                found |= self.setting_runs(self.seeds, **setting, balance_weight=self.balance_weight)
+            else:
+                for baseline in self.baselines if variant == "plain" else self.baselines[:1]:
+                    found |= self.setting_runs(self.panel_seeds, **setting, baseline=baseline)
         if "plain" in self.variants:
             swept = [loss for loss in self.losses if f"{loss}-balance" in self.sweeps]
-            for method, loss in itertools.product(self.methods, swept):
-                for weight, temperature in itertools.product(BALANCE_WEIGHTS, SWEEP_TEMPERATURES):
-                    found |= self._seeds("plain", method, loss, weight, temperature, self.learning_rate)
+            weights = itertools.product(self.methods, swept, BALANCE_WEIGHTS, SWEEP_TEMPERATURES)
+            for method, loss, weight, t in weights:
+                setting = {"loss": loss, "variant": "plain", "method": method, "temperature": t}
+                found |= self.setting_runs(self.seeds, **setting, balance_weight=weight)
             if "reinforce" in self.losses and "reinforce-rate" in self.sweeps:
-                for method, rate in itertools.product(self.methods, LEARNING_RATES):
-                    for temperature in RATE_TEMPERATURES:
-                        found |= self._seeds("plain", method, "reinforce", 0.0, temperature, rate)
+                for method, rate, t in itertools.product(self.methods, LEARNING_RATES, RATE_TEMPERATURES):
+                    setting = {"loss": "reinforce", "variant": "plain", "method": method, "temperature": t}
+                    found |= self.setting_runs(self.seeds, **setting, learning_rate=rate)
         return list(found)
+
+    def setting_runs(self, number: int, **setting: Any) -> dict[Run, None]:
+        """Makes the runs of a setting, so many seeds; what is not given is that of the first panel of REINFORCE."""
+        baseline = MAIN_BASELINE["gating"] if setting["loss"] == "gating" else self.baselines[0]
+        usual: dict[str, Any] = {"balance_weight": 0.0, "learning_rate": self.learning_rate, "baseline": baseline}
+        return {Run(**usual | setting, seed=self.first_seed + i): None for i in range(number)}
 
     @property
     def seed_range(self) -> range:
@@ -148,33 +154,6 @@ class Paper:
         for run in self.runs():
             units.setdefault(run.unit, []).append(run)
         return units
-
-    def _seeds(
-        self,
-        variant: str,
-        method: str,
-        loss: str,
-        weight: float,
-        temperature: float,
-        rate: float,
-        baseline: str | None = None,
-    ) -> dict[Run, None]:
-        """Makes the runs of a setting; those of a panel of REINFORCE have seeds of their own number."""
-        panel = loss == "reinforce" and weight == 0.0 and rate == self.learning_rate and baseline is not None
-        if loss == "gating":
-            baseline = MAIN_BASELINE["gating"]
-        run = Run(
-            variant=cast(Variant, variant),
-            method=method,
-            loss=cast(Loss, loss),
-            balance_weight=weight,
-            temperature=temperature,
-            learning_rate=rate,
-            baseline=cast(Baseline, baseline or self.baselines[0]),
-            seed=self.first_seed,
-        )
-        count = self.panel_seeds if panel else self.seeds
-        return {replace(run, seed=seed): None for seed in range(self.first_seed, self.first_seed + count)}
 
 
 def quick_recipe() -> Paper:

@@ -38,32 +38,28 @@ class Picture:
 
 def write_report(
     out: Path,
-    *,
     recipe_description: Mapping[str, Any],
     results: Sequence[Result],
     claims: Sequence[Claim],
     studies: Mapping[str, Mapping[str, Any]],
+    *,
     environment: Mapping[str, Any],
     command: str,
     seconds: float,
     resumed: bool = False,
 ) -> Path:
-    """Writes the page, with the figures that are in `figures` below the folder.
+    """Writes the page, with the figures that are in `figures` below the folder of the command.
 
-    Args:
-        out: the folder of the command.
-        recipe_description: what was run, by name; `quick` says that it was not the experiment in full.
-        results: the training runs.
-        claims: what was judged.
-        studies: the smaller experiments; `sensitivity` and `beyond` are shown as tables, the others as figures.
-        environment: machine and software.
-        command: what was typed.
-        seconds: how long it took.
-        resumed: whether part of the work had been done before, so that the time is not that of all of it.
+    In the description of the recipe, `quick` says that it was not the experiment in full. Of the studies, `sensitivity`
+    and `beyond` are shown as tables, the others as figures. `resumed`: part of the work had been done before, so that
+    the time is not that of all of it.
     """
-    loader = jinja2.PackageLoader("equipoise_lab.paper")
     templates = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader("equipoise_lab.paper"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
     counts = Counter(claim.verdict for claim in claims)
     page = templates.get_template("report.html.jinja").render(
@@ -71,7 +67,11 @@ def write_report(
         note=quick_note(recipe_description),
         recipe=[(name.replace("_", " "), describe_value(v)) for name, v in recipe_description.items()],
         threshold=THRESHOLD,
-        runs=_count_runs(results),
+        runs={
+            "all": len(results),
+            "solved": sum(run.solved for run in results),
+            "diverged": sum(not math.isfinite(run.mse) for run in results),
+        },
         verdicts=[(verdict, counts[verdict]) for verdict in VERDICTS if counts[verdict]],
         verdict_rule=VERDICT_RULE,
         summary=summarise(claims),
@@ -85,7 +85,6 @@ def write_report(
         beyond=studies.get("beyond"),
         duration=f"{describe_duration(seconds)}{', after parts that were there before' if resumed else ''}",
     )
-    out.mkdir(parents=True, exist_ok=True)
     path = out / "report.html"
     write_whole(path, page)
     return path
@@ -98,25 +97,14 @@ def find_pictures(folder: Path) -> list[Picture]:
     ordered = [name for name in captions if name in names] + [name for name in names if name not in captions]
     pictures: list[Picture] = []
     for name in ordered:
+        # The vector image, unless it is large and there is a picture of it.
+        path, kind = folder / f"{name}.svg", "svg+xml"
+        if path.stat().st_size > _LARGEST_SVG and path.with_suffix(".png").exists():
+            path, kind = path.with_suffix(".png"), "png"
+        source = f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
         unknown = {"title": name.removeprefix("study-").replace("-", " ").capitalize(), "caption": ""}
-        pictures.append(Picture(name=name, source=_embed(folder, name), **captions.get(name, unknown)))
+        pictures.append(Picture(name=name, source=source, **captions.get(name, unknown)))
     return pictures
-
-
-def _embed(folder: Path, name: str) -> str:
-    """Turns a figure into a data URI: the vector image, unless it is large and there is a picture of it."""
-    vector, picture = folder / f"{name}.svg", folder / f"{name}.png"
-    if picture.exists() and vector.stat().st_size > _LARGEST_SVG:
-        return f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode('ascii')}"
-    return f"data:image/svg+xml;base64,{base64.b64encode(vector.read_bytes()).decode('ascii')}"
-
-
-def _count_runs(results: Sequence[Result]) -> dict[str, int]:
-    return {
-        "all": len(results),
-        "solved": sum(run.solved for run in results),
-        "diverged": sum(not math.isfinite(run.mse) for run in results),
-    }
 
 
 def describe_value(value: object) -> str:

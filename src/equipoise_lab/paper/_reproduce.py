@@ -3,28 +3,25 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from equipoise_lab._environment import environment
 from equipoise_lab._ledger import Ledger, begin
 from equipoise_lab._tasks import Part, Progress, ignore, run_parts
-from equipoise_lab.paper._beyond import beyond_recipe, run_beyond
-from equipoise_lab.paper._beyond_figures import draw_beyond_figures
+from equipoise_lab.paper._beyond import beyond_recipe, draw_beyond_figures, run_beyond
 from equipoise_lab.paper._claims import Claim, judge, write_claims
 from equipoise_lab.paper._recipe import Paper
 from equipoise_lab.paper._report import write_report
 from equipoise_lab.paper._result_figures import draw_result_figures, quick_note
-from equipoise_lab.paper._results import Result, read_results
+from equipoise_lab.paper._results import Result
 from equipoise_lab.paper._runner import load_unit, run_units
 from equipoise_lab.paper._sensitivity import run_sensitivity
 from equipoise_lab.paper._solved import panel_tables
-from equipoise_lab.paper._studies import ON_RECIPE, STUDIES
+from equipoise_lab.paper._studies import ON_RECIPE, STUDIES, save_study_figures
 from equipoise_lab.paper._studies._traces import path_of
-from equipoise_lab.paper._study_figures import save_study_figures
 
 # Measured alone, on one process, because it is a time.
 _ALONE = "solver_time"
@@ -32,17 +29,11 @@ _ALONE = "solver_time"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reproduction:
-    """What the command found.
+    """What the command found."""
 
-    Attributes:
-        results: every training run.
-        claims: the paper's, judged.
-        paths: the files that were written.
-    """
-
-    results: list[Result]
-    claims: list[Claim]
-    paths: list[Path]
+    results: list[Result]  # every training run
+    claims: list[Claim]  # the paper's, judged
+    paths: list[Path]  # the files that were written
 
 
 def reproduce(
@@ -98,34 +89,17 @@ def reproduce(
     paths += draw_result_figures(out, results, described, model=studies["traces"].get("model"))
     paths += save_study_figures(studies, out / "figures")
     if beyond:
-        paths += draw_beyond_figures(
-            out / "figures",
-            read_results(out / "beyond" / "results.csv"),
-            studies["beyond"],
-            further,
-            quick_note(described),
-        )
-    report = write_report(
-        out,
-        recipe_description=described,
-        results=results,
-        claims=claims,
-        studies=studies,
-        environment=environment(),
-        command=command,
-        seconds=time.perf_counter() - began,
-        resumed=resumed,
-    )
+        paths += draw_beyond_figures(out / "figures", studies["beyond"], quick_note(described))
+    how: dict[str, Any] = {"environment": environment(), "command": command, "resumed": resumed}
+    report = write_report(out, described, results, claims, studies, seconds=time.perf_counter() - began, **how)
     return Reproduction(results=results, claims=claims, paths=[*paths, report])
 
 
 def begin_anew_if_complete(out: Path, extras: Sequence[str]) -> None:
     """Forgets the runs and studies of a command that ended; those of one that was interrupted stay.
 
-    Args:
-        out: the folder it wrote to.
-        extras: what is asked for besides the experiment, by the names of its folders. If one of them was not run
-            before, the rest need not be run again.
+    What is asked for besides the experiment, `extras`, is named by its folders. If one of them was not run before, the
+    rest need not be run again.
     """
     kept = not all((out / name).exists() for name in extras)
     folders = [out / "studies", *out.glob("**/units")]
@@ -133,20 +107,10 @@ def begin_anew_if_complete(out: Path, extras: Sequence[str]) -> None:
 
 
 def run_studies(recipe: Paper, out: Path, *, quick: bool, workers: int) -> dict[str, dict[str, Any]]:
-    """Runs the studies that `out` does not hold yet, the timing of the solver last and alone.
-
-    Returns:
-        What they found, by name.
-    """
-    recipe_of_studies = {"quick": quick, "experiment": recipe.describe()}
-    ledger = Ledger(out / "studies")
+    """Runs the studies that `out` does not hold yet, the timing of the solver last and alone."""
+    described, ledger = {"quick": quick, "experiment": recipe.describe()}, Ledger(out / "studies")
     parts = {
-        name: Part(
-            task=(_run_study, name, recipe, quick, out),
-            recipe=recipe_of_studies,
-            write=dict,
-            read=dict,
-        )
+        name: Part(task=(_run_study, name, recipe, quick, out), recipe=described, write=dict, read=dict)
         for name in sorted(STUDIES, key=("traces", "noise").__contains__, reverse=True)
     }
     alone = {_ALONE: parts.pop(_ALONE)}
@@ -156,20 +120,12 @@ def run_studies(recipe: Paper, out: Path, *, quick: bool, workers: int) -> dict[
 
 def _run_study(name: str, recipe: Paper, quick: bool, out: Path, *, progress: Progress) -> dict[str, Any]:
     del progress
-    if name not in ON_RECIPE:
-        return STUDIES[name](quick=quick, seed=recipe.first_seed)
-    extra = {"paths": _paths(recipe, out)} if name == "traces" else {}
-    return STUDIES[name](recipe, quick=quick, seed=recipe.first_seed, **extra)
-
-
-def _paths(recipe: Paper, out: Path) -> dict[str, torch.Tensor]:
-    """The models along the plain runs, where they were kept and the traced temperatures are among them."""
-    paths: dict[str, torch.Tensor] = {}
-    for method in recipe.methods:
-        trained = load_unit(out, f"direct-{method}", recipe)
-        if trained is not None:
-            try:
-                paths[method] = path_of(trained, recipe)
-            except KeyError:
-                continue
-    return paths
+    given: dict[str, Any] = {"recipe": recipe} if name in ON_RECIPE else {}
+    if name == "traces":
+        paths = given["paths"] = {}
+        for method in recipe.methods:
+            trained = load_unit(out, f"direct-{method}", recipe)
+            if trained is not None:
+                with suppress(KeyError):  # the traced temperatures may not be among the runs
+                    paths[method] = path_of(trained, recipe)
+    return STUDIES[name](**given, quick=quick, seed=recipe.first_seed)

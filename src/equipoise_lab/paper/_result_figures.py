@@ -15,37 +15,20 @@ from matplotlib.ticker import FixedLocator, NullFormatter
 
 from equipoise.estimators import PAPER_STRATEGIES
 from equipoise_lab._style import GREY, INK, add_grid, legend_lines, look, new_figure, save, style, write_note
-from equipoise_lab.paper._results import (
-    BASELINES,
-    LOSSES,
-    THRESHOLD,
-    VARIANTS,
-    Loss,
-    Result,
-    Variant,
-    select,
-    select_main,
-)
-from equipoise_lab.paper._solved import draw_solved_figures
+from equipoise_lab.paper._results import LOSSES, THRESHOLD, VARIANTS, Baseline, Result, select, select_main
+from equipoise_lab.paper._solved import PANEL_NAMES, draw_tables, panel_tables, sweep_tables
 from equipoise_lab.paper._task import draw_data, minority_share
 
-_TITLES: dict[tuple[Loss, Variant], str] = {
-    ("reinforce", "plain"): "REINFORCE",
-    ("reinforce", "sinkhorn"): "REINFORCE, Sinkhorn first",
-    ("reinforce", "no-iw"): "REINFORCE, no importance weights",
-    ("gating", "plain"): "Gating, balance loss 0.01",
-    ("gating", "sinkhorn"): "Gating, Sinkhorn first",
-    ("gating", "no-iw"): "Gating, no importance weights",
-}
 # Errors outside are drawn at the edge. 0.01 is the noise of the data, 0.2 about what a constant gets.
 _FLOOR, _CEILING = 0.006, 2.0
 # Strategies at one temperature stand side by side, each by this factor.
 _DODGE = 1.075
 _TICKS = (0.01, 0.1, 1.0, 10.0, 100.0)
 _DASHES = (0, (4.0, 3.0))
+_GATING = "Gating, balance loss 0.01"
 # In the figure of shares, datasets are put together in groups of this many, sorted by share.
 _GROUP = 10
-_NAMES = {"ema": "moving average", "none": "no baseline"}
+_NAMES: dict[Baseline, str] = {"ema": "moving average", "none": "no baseline"}
 
 
 def draw_result_figures(
@@ -53,12 +36,8 @@ def draw_result_figures(
 ) -> list[Path]:
     """Draws `main`, `appendix`, `solved`, `sweeps` and `minority` into `figures` of a folder, as far as they were run.
 
-    Args:
-        out: the folder.
-        results: the runs.
-        recipe: the settings of the command; `quick` (bool) and `steps` are read, to be said on the figures.
-        model: data and a learned model, for the first panel of the paper's figure 2: `x`, `y`, `experts` (slope and
-            intercept of each), `router` (weight and bias of p(z = 0 | x)), `label`, `mse`.
+    The first panel of the paper's figure 2 shows data and a learned model: `x`, `y`, `experts` (slope and intercept of
+    each), `router` (weight and bias of p(z = 0 | x)), `label`, `mse`.
     """
     folder, main = out / "figures", select_main(results)
     note = quick_note(recipe)
@@ -67,7 +46,8 @@ def draw_result_figures(
         if main:
             paths += save(_draw_main(results, model, note), folder, "main")
             paths += save(_draw_appendix(main, note), folder, "appendix")
-        paths += draw_solved_figures(folder, results, note)
+        for name, tables in (("solved", panel_tables(results)), ("sweeps", sweep_tables(results))):
+            paths += save(draw_tables(tables, 8.6, note), folder, name) if tables else []
         if recipe.get("dataset") == "per-seed":
             points = solved_by_share(results, recipe["num_points"], recipe["noise_sd"])
             paths += save(_draw_minority(points, note), folder, "minority") if points else []
@@ -81,28 +61,23 @@ def quick_note(recipe: Mapping[str, Any]) -> str:
         >>> quick_note({"quick": True, "steps": 500})
         'quick run (500 steps): not the experiment in full'
     """
-    if not recipe.get("quick"):
-        return ""
-    steps = recipe.get("steps")
-    return f"quick run{f' ({steps:,} steps)' if isinstance(steps, int) else ''}: not the experiment in full"
+    return f"quick run ({recipe['steps']:,} steps): not the experiment in full" if recipe.get("quick") else ""
 
 
 def _draw_main(results: Sequence[Result], model: Mapping[str, Any] | None, note: str) -> Figure:
     """Figure 2: the data with a learned model, and gating; below, REINFORCE with the moving average and without."""
     figure = new_figure(7.2, 7.4)
-    (first, second), below = figure.subplots(2, 2)
+    first, *panels = figure.subplots(2, 2).flat
     if model:
         _draw_model(first, model)
     else:
         first.set_axis_off()
-    panels: list[Axes] = [second, *below]
-    runs = [select(select_main(results), loss="gating", variant="plain")]
-    runs += [
-        select(select_main(results, baseline=baseline), loss="reinforce", variant="plain") for baseline in BASELINES
+    shown: list[tuple[str, Baseline, str]] = [
+        ("gating", "ema", _GATING),
+        *(("reinforce", b, f"REINFORCE, {name}") for b, name in _NAMES.items()),
     ]
-    titles = (_TITLES["gating", "plain"], "REINFORCE, moving average", "REINFORCE, no baseline")
-    for axes, chosen, title in zip(panels, runs, titles, strict=True):
-        _draw_panel(axes, chosen, title)
+    for axes, (loss, baseline, title) in zip(panels, shown, strict=True):
+        _draw_panel(axes, select(select_main(results, baseline=baseline), loss=loss, variant="plain"), title)
     for axes in panels[:2]:
         axes.set_ylabel("final mean squared error")
     _finish(figure, note)
@@ -115,7 +90,8 @@ def _draw_appendix(main: Sequence[Result], note: str) -> Figure:
     grid = figure.subplots(2, 3, sharex=True, sharey=True)
     for row, loss in zip(grid, LOSSES, strict=True):
         for axes, variant in zip(row, VARIANTS, strict=True):
-            _draw_panel(axes, select(main, loss=loss, variant=variant), _TITLES[loss, variant])
+            title = _GATING if (loss, variant) == ("gating", "plain") else PANEL_NAMES[loss, variant]
+            _draw_panel(axes, select(main, loss=loss, variant=variant), title)
             axes.label_outer()
         row[0].set_ylabel("final mean squared error")
     _finish(figure, note)
@@ -139,7 +115,13 @@ def _draw_panel(axes: Axes, runs: Sequence[Result], title: str) -> None:
     for place, name in enumerate(PAPER_STRATEGIES):
         shift = _DODGE ** (place - (len(PAPER_STRATEGIES) - 1) / 2)
         _draw_method(axes, select(runs, method=name), name, shift)
-    _say_diverged(axes, runs)
+    diverged = sum(not math.isfinite(run.mse) for run in runs)
+    above = sum(math.isfinite(run.mse) and run.mse > _CEILING for run in runs)
+    counts = ((diverged, "diverged"), (above, f"above {_CEILING:g}"))
+    if counted := ", ".join(f"{count} {what}" for count, what in counts if count):
+        box = {"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+        where: dict[str, Any] = {"xycoords": "axes fraction", "ha": "right", "va": "top", "bbox": box, "zorder": 4}
+        axes.annotate(f"at the top edge: {counted}", (0.985, 0.95), fontsize=7.5, color=GREY, **where)
     _set_ticks(axes, sorted({run.temperature for run in runs}))
     add_grid(axes)
 
@@ -174,27 +156,6 @@ def _median(errors: Sequence[float]) -> float:
     return _CEILING if statistics.median_high(errors) >= _CEILING else statistics.median(errors)
 
 
-def _say_diverged(axes: Axes, runs: Sequence[Result]) -> None:
-    """Says how many runs are drawn at the top edge, and why."""
-    diverged = sum(not math.isfinite(run.mse) for run in runs)
-    above = sum(math.isfinite(run.mse) and run.mse > _CEILING for run in runs)
-    parts = [f"{diverged} diverged"] if diverged else []
-    parts += [f"{above} above {_CEILING:g}"] if above else []
-    if parts:
-        text = f"at the top edge: {', '.join(parts)}"
-        axes.annotate(
-            text,
-            xy=(0.985, 0.95),
-            xycoords="axes fraction",
-            horizontalalignment="right",
-            verticalalignment="top",
-            fontsize=7.5,
-            color=GREY,
-            bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
-            zorder=4,
-        )
-
-
 def _set_ticks(axes: Axes, temperatures: Sequence[float]) -> None:
     if temperatures:
         axes.set_xlim(min(temperatures) / 1.6, max(temperatures) * 1.6)
@@ -210,53 +171,38 @@ def _set_ticks(axes: Axes, temperatures: Sequence[float]) -> None:
 def _draw_model(axes: Axes, model: Mapping[str, Any]) -> None:
     """Draws the data, both experts, and where the router switches."""
     weight, bias = model["router"]
-    first = [weight * x + bias > 0.0 for x in model["x"]]
+    points = [(x, y, weight * x + bias > 0.0) for x, y in zip(model["x"], model["y"], strict=True)]
     for chosen, colour, marker in ((True, "#0b4f94", "o"), (False, "#cc6a1b", "^")):
-        points = [(x, y) for x, y, z in zip(model["x"], model["y"], first, strict=True) if z == chosen]
-        axes.plot(
-            [x for x, _ in points],
-            [y for _, y in points],
-            marker,
-            color=colour,
-            markersize=3.6,
-            alpha=0.75,
-            markerfacecolor=colour if chosen else "white",
-        )
-    for (slope, intercept), colour, dashes in zip(model["experts"], ("#0b4f94", "#cc6a1b"), ("-", "--"), strict=False):
+        xs, ys = [x for x, _, z in points if z == chosen], [y for _, y, z in points if z == chosen]
+        face = colour if chosen else "white"
+        axes.plot(xs, ys, marker, color=colour, markersize=3.6, alpha=0.75, markerfacecolor=face)
+    for (slope, intercept), colour, dashes in zip(model["experts"], ("#0b4f94", "#cc6a1b"), ("-", "--"), strict=True):
         axes.plot([-1.0, 1.0], [intercept - slope, intercept + slope], dashes, color=colour, linewidth=1.6)
     if weight and abs(bias / weight) <= 1.0:
         axes.axvline(-bias / weight, color=INK, linewidth=1.0, linestyle=":")
-        axes.annotate(
-            "router", xy=(-bias / weight, -1.42), xytext=(-3, 0), textcoords="offset points", ha="right", fontsize=8
-        )
+        axes.annotate("router", (-bias / weight, -1.42), (-3, 0), textcoords="offset points", ha="right", fontsize=8)
     axes.set(ylim=(-1.5, 1.5), xlabel="x", ylabel="y")
     axes.set_title("Data and learned model", fontweight="bold")
-    lines = textwrap.wrap(str(model.get("label", "")), 24)
-    lines += [f"MSE {model['mse']:.4f}"] if "mse" in model else []
-    axes.annotate("\n".join(lines), xy=(0.03, 0.97), xycoords="axes fraction", va="top", fontsize=8, color=GREY)
+    text = "\n".join([*textwrap.wrap(model["label"], 24), f"MSE {model['mse']:.4f}"])
+    axes.annotate(text, (0.03, 0.97), xycoords="axes fraction", va="top", fontsize=8, color=GREY)
 
 
 def solved_by_share(
     results: Sequence[Result], num_points: int, noise_sd: float
 ) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Lists (share of the minority side, solved fraction of the temperatures >= 1), a pair for each seed.
+    """Lists (share of the minority side, solved fraction of the temperatures >= 1) of each seed, in this order.
 
     Each expert may take half of the points. The solution sends the points with x >= 0.5, a quarter of them on average,
-    to one expert. The smaller that side is in a dataset, the more capacity and data disagree.
-
-    Returns:
-        The pairs by baseline and method, in the order of the shares.
+    to one expert. The smaller that side is in a dataset, the more capacity and data disagree. By baseline and method.
     """
+    shares = {seed: minority_share(draw_data(seed, num_points, noise_sd)[0]) for seed in {run.seed for run in results}}
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    shares: dict[int, float] = {}
-    for baseline in BASELINES:
+    for baseline in _NAMES:
         runs = select(select_main(results, baseline=baseline), loss="reinforce", variant="plain")
         for method in PAPER_STRATEGIES:
             solved: dict[int, list[bool]] = {}
             for run in (r for r in runs if r.method == method and r.temperature >= 1.0):
                 solved.setdefault(run.seed, []).append(run.solved)
-            for seed in solved.keys() - shares.keys():
-                shares[seed] = minority_share(draw_data(seed, num_points, noise_sd)[0])
             if solved:
                 found[baseline, method] = sorted((shares[s], statistics.fmean(each)) for s, each in solved.items())
     return found
@@ -285,20 +231,13 @@ def _draw_shares(axes: Axes, points: Mapping[tuple[str, str], Sequence[tuple[flo
         if not pairs:
             continue
         dashed, colour = baseline == "none", look(method).colour
-        shift = 0.012 if dashed else -0.012
-        axes.plot(
-            [x for x, _ in pairs],
-            [y + shift for _, y in pairs],
-            "o",
-            color=colour,
-            markersize=3.2,
-            markerfacecolor="white" if dashed else colour,
-            alpha=0.45,
-        )
+        xs, ys = [x for x, _ in pairs], [y + (0.012 if dashed else -0.012) for _, y in pairs]
+        face = "white" if dashed else colour
+        axes.plot(xs, ys, "o", color=colour, markersize=3.2, markerfacecolor=face, alpha=0.45)
         groups = [pairs[i : i + _GROUP] for i in range(0, len(pairs), _GROUP)]
         middle = [tuple(map(statistics.fmean, zip(*group, strict=True))) for group in groups]
-        line: dict[str, Any] = {"linestyle": "--" if dashed else "-", "linewidth": 1.8, "label": name}
-        axes.plot(*zip(*middle, strict=True), color=colour, **line)
+        dashes = "--" if dashed else "-"
+        axes.plot(*zip(*middle, strict=True), color=colour, linestyle=dashes, linewidth=1.8, label=name)
     axes.set_ylim(-0.06, 1.06)
     axes.set_title(PAPER_STRATEGIES[method].label, fontweight="bold")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

@@ -42,13 +42,20 @@ def run_sensitivity(
     """
     note = "One choice changed at a time; what it cannot affect is taken from the experiment itself."
     panels = _panels(recipe)
-    rows = [_row(recipe, None, None, _merge(recipe, panels, panels, results, [], out), studies)]
+    wanted = set(panels.runs())
+    rows = [_row(recipe, None, None, [result for result in results if result.run in wanted], studies)]
     for name, value in alternatives(recipe):
         changed = replace(panels, **{name: value})
-        folder = out / "sensitivity" / f"{name}-{str(value).lower()}"
         affected = _affected(changed, name)
-        fresh = run_units(affected, folder, workers=workers, progress=advance) if affected is not None else None
-        rows.append(_row(recipe, name, value, _merge(recipe, panels, changed, results, fresh, out), studies))
+        if affected is None:
+            trained = [load_unit(out, unit, recipe) for unit in recipe.units()]
+            fresh = [result for models in trained if models is not None for result in models.results(changed)]
+        else:
+            folder = out / "sensitivity" / f"{name}-{value.lower()}"
+            fresh = run_units(affected, folder, workers=workers, progress=advance)
+        by_run = {result.run: result for result in (*results, *fresh)}
+        merged = [result for run, result in by_run.items() if run in wanted]
+        rows.append(_row(recipe, name, value, merged, studies))
         path = out / "sensitivity" / "sensitivity.json"
         write_whole(path, json.dumps({"rows": rows, "note": note}, indent=1) + "\n")
     return {"rows": rows, "note": note}
@@ -66,7 +73,7 @@ def _row(
     minority = minority_share(draw_data(0, recipe.num_points, recipe.noise_sd)[0])
     return {
         "field": name,
-        "value": None if name is None else str(value),
+        "value": value,
         "default": None if name is None else str(getattr(recipe, name)),
         "verdicts": {str(claim.number): claim.verdict for claim in judged},
         "without": {str(claim.number): claim.verdict_without for claim in judged if claim.verdict_without},
@@ -106,19 +113,3 @@ def _affected(changed: Paper, name: str) -> Paper | None:
     if name == "balance_load":
         return replace(changed, losses=("gating",))
     return changed
-
-
-def _merge(
-    recipe: Paper, panels: Paper, changed: Paper, results: list[Result], fresh: list[Result] | None, out: Path
-) -> list[Result]:
-    """The runs of the panels, with those that were trained again, or measured otherwise, in their places."""
-    by_run = {result.run: result for result in results}
-    if fresh is None:
-        measured: list[Result] = []
-        for name in recipe.units():
-            trained = load_unit(out, name, recipe)
-            measured += trained.results(changed) if trained is not None else []
-        fresh = measured
-    by_run.update({result.run: result for result in fresh})
-    wanted = set(panels.runs())
-    return [result for key, result in by_run.items() if key in wanted]

@@ -4,7 +4,7 @@
 The parameters of a run are six numbers [router weight, router bias, expert 0's and 1's weights, their biases], and
 everything takes a batch of runs.
 
-Legend: r runs, n rows (datapoints), 2 experts.
+Legend: r runs (any number of batch dimensions), n rows (datapoints), 2 experts.
 """
 
 from collections.abc import Iterable
@@ -16,16 +16,15 @@ from torch.nn.functional import logsigmoid
 
 from equipoise.ops import largest
 
+Models = Float[Tensor, "*r 6"]
+Rows = Float[Tensor, "*#r n"]  # of each run, or of all
 NUM_PARAMETERS = 6
 # Seeds of a run's streams are told apart by these, so that data, start and noise are independent.
 _DATA, _START = 1 << 20, 2 << 20
 
 
 def target_function(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """Computes y = 1[x < 0.5] (0.8 x - 0.2) + 1[x >= 0.5] (-2 x + 2).
-
-    Returns:
-        y, without noise.
+    """Computes y = 1[x < 0.5] (0.8 x - 0.2) + 1[x >= 0.5] (-2 x + 2), without noise.
 
     Example:
         >>> target_function(torch.tensor([0.0, 0.5, 1.0]))
@@ -65,37 +64,29 @@ def draw_parameters(seed: int, initialisation: str) -> Float[Tensor, "6"]:
     return torch.stack([weights[0], zeros[0], weights[1], weights[2], zeros[1], zeros[2]])
 
 
-def lines(
-    parameters: Float[Tensor, "r 6"], x: Float[Tensor, "#r n"]
-) -> tuple[Float[Tensor, "r n"], Float[Tensor, "r n"], Float[Tensor, "r n"]]:
+def lines(parameters: Models, x: Rows) -> tuple[Float[Tensor, "*r n"], Float[Tensor, "*r n"], Float[Tensor, "*r n"]]:
     """Computes the router's logit and the predictions of both experts, differentiably."""
-    weight, bias, first, second, first_bias, second_bias = parameters.unsqueeze(-1).unbind(1)
+    weight, bias, first, second, first_bias, second_bias = parameters.unsqueeze(-1).unbind(-2)
     return weight * x + bias, first * x + first_bias, second * x + second_bias
 
 
-def router(a: Float[Tensor, "r n"]) -> Float[Tensor, "r n 2"]:
+def router(a: Float[Tensor, "*r n"]) -> Float[Tensor, "*r n 2"]:
     """Computes log p(z | x) = log sigmoid(-a), log sigmoid(a), differentiably.
 
     Rows are the last dimension in memory, where operations on columns are vectorised.
     """
     second = logsigmoid(a)
-    return torch.stack([second - a, second], 1).mT
+    return torch.stack([second - a, second], -2).mT
 
 
 @torch.no_grad()
-def errors(
-    parameters: Float[Tensor, "r 6"], x: Float[Tensor, "*r n"], y: Float[Tensor, "*r n"], gated: Tensor
-) -> tuple[Float[Tensor, "r"], Float[Tensor, "r"]]:
+def errors(parameters: Models, x: Rows, y: Rows, gated: Tensor) -> tuple[Float[Tensor, "*r"], Float[Tensor, "*r"]]:
     """Computes the mean squared error of the expert of largest probability, and its expectation under the router.
 
-    Args:
-        parameters: of each run.
-        x: the data of each run, or of all.
-        y: the labels.
-        gated: bool [r], whether predictions are multiplied by the probability of their expert.
+    Where a run is `gated`, bool [*r], predictions are multiplied by the probability of their expert.
     """
     a, first, second = lines(parameters, x)
-    p, both = router(a).exp(), torch.stack([first, second], 1).mT
-    squared = (y.unsqueeze(-1) - torch.where(gated[:, None, None], p * both, both)) ** 2
+    p, both = router(a).exp(), torch.stack([first, second], -2).mT
+    squared = (y.unsqueeze(-1) - torch.where(gated[..., None, None], p * both, both)) ** 2
     best = squared.gather(-1, largest(p)[1].unsqueeze(-1)).squeeze(-1)
     return best.mean(-1), (p * squared).sum(-1).mean(-1)

@@ -247,10 +247,10 @@ def test_a_difference_is_taken_seed_by_seed() -> None:
     """The same seeds solved in both: no difference, whatever the fraction; that of unpaired fractions is wide."""
     half = {seed: seed % 2 == 0 for seed in range(10)}
     one, other = Setting("a", half), Setting("b", dict(half))
-    part = difference_part("r", [one], [other], ("a", "b"), at_most=True)
+    part = difference_part([one], [other], ("a", "b"), at_most=True)
     assert part.verdict == "holds"
     flipped = Setting("c", {seed: not value for seed, value in half.items()})
-    part = difference_part("r", [one], [flipped], ("a", "b"), at_most=True)
+    part = difference_part([one], [flipped], ("a", "b"), at_most=True)
     assert part.verdict == "undecided"
     assert part.seeds is not None
     assert part.seeds > 10

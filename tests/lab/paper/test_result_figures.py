@@ -42,8 +42,7 @@ def _vectors_only(monkeypatch: pytest.MonkeyPatch) -> None:
         figure.savefig(folder / f"{name}.svg")
         return [folder / f"{name}.svg"]
 
-    for module in ("_result_figures", "_solved"):
-        monkeypatch.setattr(f"equipoise_lab.paper.{module}.save", save)
+    monkeypatch.setattr("equipoise_lab.paper._result_figures.save", save)
 
 
 @pytest.mark.usefixtures("_vectors_only")

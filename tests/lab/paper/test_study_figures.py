@@ -14,6 +14,7 @@ from equipoise_lab import _style
 from equipoise_lab._style import LOOKS, look, style
 from equipoise_lab.paper._recipe import Paper
 from equipoise_lab.paper._studies import (
+    FIGURES,
     ON_RECIPE,
     STUDIES,
     _elbo,
@@ -22,9 +23,9 @@ from equipoise_lab.paper._studies import (
     _noise,
     _overview,
     _solver_time,
+    save_study_figures,
 )
-from equipoise_lab.paper._study_figures import FIGURES, draw_solver_time, save_study_figures
-from equipoise_lab.paper._trace_figures import draw_training, draw_weights
+from equipoise_lab.paper._studies._traces import draw_training, draw_weights
 
 SMALL = Paper(seeds=2, steps=3, num_points=10)
 
@@ -88,7 +89,7 @@ def test_what_is_missing_is_not_drawn(studies: dict[str, Any], tmp_path: Path) -
     solvers = copy.deepcopy(studies["solver_time"])
     for size in solvers["sizes"]:
         size["hungarian_ms"] = None  # no scipy
-    lines = draw_solver_time(solvers).axes[0].get_legend().get_texts()
+    lines = _solver_time.draw(solvers).axes[0].get_legend().get_texts()
     assert [line.get_text() for line in lines] == ["cycle cancelling", "primal-dual"]
     few = traces()
     for view in ("training", "common"):

@@ -11,30 +11,34 @@ Legend: r runs, n rows (datapoints), k = 2 columns (experts).
 
 import itertools
 import math
-from collections.abc import Sequence
+import statistics
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from torch import Tensor
 
-from equipoise_lab.paper._recipe import Paper, quick_recipe
+from equipoise_lab._style import Look, add_grid, legend_lines, new_figure, row
+from equipoise_lab.paper._recipe import Paper
+from equipoise_lab.paper._rules import NOT_RUN, Part, Study, above, all_hold, decided, mean_interval
 from equipoise_lab.paper._studies._mixture import mixture_sides
-from equipoise_lab.paper._task import draw_datasets, draw_parameters
+from equipoise_lab.paper._studies._traces import checkpoints
+from equipoise_lab.paper._task import Models, Rows, draw_datasets, draw_parameters
 
-OBJECTIVES = ("elbo", "marginal")
 # The noise of the data, and the width at which the log-likelihood is minus the squared error, up to a constant.
 SDS = (0.1, math.sqrt(0.5))
+_OBJECTIVES = {
+    "elbo": ("ELBO", Look(colour="#08306b", marker="o")),
+    "marginal": ("marginal likelihood", Look(colour="#cc6a1b", marker="^", dashes="--", filled=False)),
+}
+GROUPS = tuple(itertools.product(_OBJECTIVES, SDS))
 _CURVE_POINTS = 60
 
 
-def run(recipe: Paper | None = None, *, quick: bool = False, seed: int = 0) -> dict[str, Any]:
-    """Trains both objectives from the same starts, on the data of the experiment.
-
-    Args:
-        recipe: the task, the number of seeds and steps, the learning rate; None is the paper's.
-        quick: the recipe in small, where none is given.
-        seed: kept in the record; nothing is sampled.
+def run(recipe: Paper, *, quick: bool = False, seed: int = 0) -> dict[str, Any]:
+    """Trains both objectives from the same starts, on the data of the experiment; nothing is sampled.
 
     Returns:
         `runs`, a record for each objective, `sd` and seed: `objective` ("elbo" or "marginal"), `router_entropy` at the
@@ -43,61 +47,47 @@ def run(recipe: Paper | None = None, *, quick: bool = False, seed: int = 0) -> d
         median over seeds (`router_entropy`) and its quartiles (`low`, `high`). `models`, for the figure: `p`, the
         probability of expert 1 on the grid `x`, of each seed's final router.
     """
-    recipe = (quick_recipe() if quick else Paper()) if recipe is None else recipe
-    seeds = recipe.seeds
-    grid = list(itertools.product(OBJECTIVES, SDS, recipe.seed_range))
-    sd = torch.tensor([width for _, width, _ in grid])
-    marginal = torch.tensor([objective == "marginal" for objective, _, _ in grid])
-    starts = torch.stack([draw_parameters(number, recipe.initialisation) for _, _, number in grid])
-    chosen = recipe.data_seeds([number for _, _, number in grid])
-    x, y = draw_datasets(chosen, recipe.num_points, recipe.noise_sd)
-    parameters, path = train(starts, x, y, sd, marginal, steps=recipe.steps, learning_rate=recipe.learning_rate)
-    entropy = {step: mixture_sides(theta, x, y, sd).entropy for step, theta in path.items()}
+    seeds = list(recipe.seed_range) * len(GROUPS)
+    sd = torch.tensor([width for _, width in GROUPS]).repeat_interleave(recipe.seeds)
+    marginal = torch.tensor([objective == "marginal" for objective, _ in GROUPS]).repeat_interleave(recipe.seeds)
+    x, y = draw_datasets(recipe.data_seeds(seeds), recipe.num_points, recipe.noise_sd)
+    theta = torch.stack([draw_parameters(number, recipe.initialisation) for number in seeds]).requires_grad_()
+    optimiser = torch.optim.Adam([theta], lr=recipe.learning_rate, maximize=True)
+    kept, entropies = checkpoints(recipe.steps, _CURVE_POINTS)[1:], list[Tensor]()
+    for step in range(1, recipe.steps + 1):
+        if step in kept:
+            entropies.append(mixture_sides(theta.detach(), x, y, sd)["router_entropy"])
+        theta.grad = gradient(theta.detach(), x, y, sd, marginal)
+        optimiser.step()
+    final = theta.detach()
+    sides = {name: value.tolist() for name, value in mixture_sides(final, x, y, sd).items()}
+    low, middle, high = (
+        torch.stack(entropies).unflatten(1, (len(GROUPS), -1)).quantile(torch.tensor([0.25, 0.5, 0.75]), dim=-1)
+    )
+    # The final routers around the jump at 0.5, turned so that expert 1 is the one of large x.
+    grid = torch.linspace(0.4, 0.6, 101)
+    p = (final[:, 0].sign()[:, None] * (final[:, 0:1] * grid + final[:, 1:2])).sigmoid().unflatten(0, (len(GROUPS), -1))
+    heads = [{"objective": objective, "sd": width} for objective, width in GROUPS]
     return {
         "quick": quick,
         "seed": seed,
         "steps": recipe.steps,
-        "seeds": seeds,
-        "runs": _records(grid, parameters, x, y, sd),
-        "curves": _curves(entropy, seeds),
-        "models": _models(parameters, seeds),
+        "seeds": recipe.seeds,
+        "runs": [
+            heads[i // recipe.seeds] | {"seed": number} | {name: values[i] for name, values in sides.items()}
+            for i, number in enumerate(seeds)
+        ],
+        "curves": [
+            head
+            | {"steps": kept, "router_entropy": middle[:, g].tolist()}
+            | {"low": low[:, g].tolist(), "high": high[:, g].tolist()}
+            for g, head in enumerate(heads)
+        ],
+        "models": [head | {"x": grid.tolist(), "p": p[g].tolist()} for g, head in enumerate(heads)],
     }
 
 
-def train(
-    parameters: Float[Tensor, "r 6"],
-    x: Float[Tensor, "#r n"],
-    y: Float[Tensor, "#r n"],
-    sd: Float[Tensor, " r"],
-    marginal: Bool[Tensor, " r"],
-    *,
-    steps: int,
-    learning_rate: float,
-) -> tuple[Float[Tensor, "r 6"], dict[int, Float[Tensor, "r 6"]]]:
-    """Maximises the exact objective of each run, the marginal log-likelihood or the ELBO, with Adam, all runs at once.
-
-    Returns:
-        The parameters at the end, and before some steps on the way, evenly spread over log(step).
-    """
-    theta = parameters.clone().requires_grad_()
-    optimiser = torch.optim.Adam([theta], lr=learning_rate, maximize=True)
-    kept = {round(steps ** (i / (_CURVE_POINTS - 1))) for i in range(_CURVE_POINTS)}
-    path: dict[int, Tensor] = {}
-    for step in range(1, steps + 1):
-        if step in kept:
-            path[step] = theta.detach().clone()
-        theta.grad = gradient(theta.detach(), x, y, sd, marginal)
-        optimiser.step()
-    return theta.detach(), path
-
-
-def gradient(
-    parameters: Float[Tensor, "r 6"],
-    x: Float[Tensor, "#r n"],
-    y: Float[Tensor, "#r n"],
-    sd: Float[Tensor, " r"],
-    marginal: Bool[Tensor, " r"],
-) -> Float[Tensor, "r 6"]:
+def gradient(parameters: Models, x: Rows, y: Rows, sd: Float[Tensor, " r"], marginal: Bool[Tensor, " r"]) -> Models:
     """Computes the gradient of the mean ELBO, or of the mean marginal log-likelihood, in closed form.
 
     With a the router's logit, p_1 = sigmoid(a), l_j the log-density under expert j and r_1 = sigmoid(a + l_1 - l_0) the
@@ -119,49 +109,53 @@ def gradient(
     return torch.stack([slopes[0], constants[0], slopes[1], slopes[2], constants[1], constants[2]], -1)
 
 
-def _records(
-    grid: Sequence[tuple[str, float, int]], parameters: Tensor, x: Tensor, y: Tensor, sd: Tensor
-) -> list[dict[str, Any]]:
-    found = mixture_sides(parameters, x, y, sd)
-    return [
-        {
-            "objective": objective,
-            "sd": width,
-            "seed": number,
-            "router_entropy": float(found.entropy[i]),
-            "mse_argmax": float(found.mse_argmax[i]),
-            "mse_expected": float(found.mse_expected[i]),
-            "log_likelihood_argmax": float(found.argmax[i]),
-            "elbo": float(found.elbo[i]),
-            "marginal_log_likelihood": float(found.marginal[i]),
-        }
-        for i, (objective, width, number) in enumerate(grid)
-    ]
+def judge(study: Study) -> list[Part]:
+    """Claim 15: the router ends deterministic under the ELBO, and less so under the marginal likelihood."""
+    runs: list[Study] = study["runs"]
+    medians: dict[float, float] = {}
+    gaps: dict[float, tuple[float, tuple[float, float]]] = {}
+    for sd in sorted({float(r["sd"]) for r in runs}):
+        elbo, marginal = (
+            {r["seed"]: r["router_entropy"] for r in runs if r["objective"] == objective and r["sd"] == sd}
+            for objective in _OBJECTIVES
+        )
+        seeds = sorted(elbo.keys() & marginal.keys())
+        if len(seeds) > 1:
+            medians[sd] = statistics.median(elbo.values())
+            gaps[sd] = mean_interval([marginal[seed] - elbo[seed] for seed in seeds])
+    if not gaps:
+        return [NOT_RUN] * 2
+    one = ", ".join(f"{median:.3g} at sd {sd:.3g}" for sd, median in medians.items())
+    two = ", ".join(f"{m:+.3g} ({low:+.3g} to {high:+.3g}) at sd {sd:.3g}" for sd, (m, (low, high)) in gaps.items())
+    figures = {f"entropy elbo sd {sd:.3g}": median for sd, median in medians.items()}
+    further = {f"entropy marginal - elbo sd {sd:.3g}": mean for sd, (mean, _) in gaps.items()}
+    verdict = all_hold(above(interval, 0.0) for _, interval in gaps.values())
+    deterministic = decided(max(medians.values()) <= 0.05, one, figures)
+    return [deterministic, Part(measured=two, verdict=verdict, figures=further)]
 
 
-def _curves(curve: dict[int, Tensor], seeds: int) -> list[dict[str, Any]]:
-    """Summarises the entropies over seeds, in the order of the grid."""
-    entropy = torch.stack(list(curve.values())).unflatten(1, (len(OBJECTIVES), len(SDS), seeds))
-    low, middle, high = entropy.quantile(torch.tensor([0.25, 0.5, 0.75]), dim=-1)
-    return [
-        {
-            "objective": objective,
-            "sd": width,
-            "steps": list(curve),
-            "router_entropy": middle[:, o, s].tolist(),
-            "low": low[:, o, s].tolist(),
-            "high": high[:, o, s].tolist(),
-        }
-        for (o, objective), (s, width) in itertools.product(enumerate(OBJECTIVES), enumerate(SDS))
-    ]
-
-
-def _models(parameters: Tensor, seeds: int) -> list[dict[str, Any]]:
-    """Evaluates the final routers on a grid, turned so that expert 1 is the one of large x."""
-    x = torch.linspace(0.4, 0.6, 101)  # around the jump at 0.5
-    turned = parameters[:, 0].sign()[:, None] * (parameters[:, 0:1] * x + parameters[:, 1:2])
-    p = turned.sigmoid().unflatten(0, (len(OBJECTIVES), len(SDS), seeds))
-    return [
-        {"objective": objective, "sd": width, "x": x.tolist(), "p": p[o, s].tolist()}
-        for (o, objective), (s, width) in itertools.product(enumerate(OBJECTIVES), enumerate(SDS))
-    ]
+def draw(study: Study) -> Figure:
+    """Draws the router's entropy along training of both objectives, and the routers that they end with."""
+    figure = new_figure(7.6, 3.4)
+    sds = sorted({curve["sd"] for curve in study["curves"]})
+    panels = row(figure, 2 * len(sds))
+    for i, sd in enumerate(sds):
+        left, right = panels[2 * i], panels[2 * i + 1]
+        for curve, model in zip(study["curves"], study["models"], strict=True):
+            if curve["sd"] != sd:
+                continue
+            name, mark = _OBJECTIVES[curve["objective"]]
+            left.fill_between(curve["steps"], curve["low"], curve["high"], color=mark.colour, alpha=0.18, linewidth=0)
+            left.plot(curve["steps"], curve["router_entropy"], **mark.dotted(8), label=name)
+            for p in model["p"]:
+                right.plot(model["x"], p, color=mark.colour, linestyle=mark.dashes, linewidth=0.8, alpha=0.8)
+        title = f"experts' sd {sd:.2g}:\nrouter's entropy (nats)"
+        left.set(xscale="log", yscale="log", title=title, xlabel="step")
+        left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        left.yaxis.set_minor_formatter(NullFormatter())
+        right.set(title="routers at the end:\np of expert 1", xlabel="x", xlim=(0.44, 0.56), xticks=[0.45, 0.5, 0.55])
+        for axes in (left, right):
+            add_grid(axes)
+    lines = legend_lines((f"trained on the {name}", mark) for name, mark in _OBJECTIVES.values())
+    figure.legend(handles=lines, loc="outside upper left", ncols=2)
+    return figure

@@ -13,14 +13,18 @@ Legend: n rows (datapoints), k columns (experts).
 """
 
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from equipoise import reference
 from equipoise.balancing import sinkhorn
+from equipoise_lab._style import GREY, INK, Look, add_grid, name_ticks, new_figure, row, stack
+from equipoise_lab.paper._rules import Part, Study, decided, finite
 
 # Not n = k = 2, whose single degree of freedom any tau fits.
 SIZES = ((3, 3), (4, 2), (4, 4), (6, 2), (6, 3), (6, 6), (8, 2), (8, 4), (12, 2), (16, 2))
@@ -69,9 +73,10 @@ def fit(log_p: Float[Tensor, "n k"]) -> tuple[dict[str, Any], Float[Tensor, "ent
     """
     result = reference.maximum_entropy(log_p.exp(), tolerance=1e-9)
     found = reference.fit_temperature(result.log_u, log_p)
-    exact = reference.gibbs_distribution(result.log_u).probability
-    power = reference.gibbs_distribution(log_p, temperature=found.temperature).probability
-    plain = reference.gibbs_distribution(log_p).probability
+    exact, power, plain = (
+        reference.gibbs_distribution(log, temperature=tau).probability
+        for log, tau in ((result.log_u, 1.0), (log_p, found.temperature), (log_p, 1.0))
+    )
     record = {
         "tau": found.temperature,
         "r_squared": found.r_squared,
@@ -81,13 +86,11 @@ def fit(log_p: Float[Tensor, "n k"]) -> tuple[dict[str, Any], Float[Tensor, "ent
         "error": result.error,
         "converged": result.converged,
     }
-    scaled = log_p / found.temperature + _centre(result.log_u - log_p / found.temperature)
-    return record, torch.stack([(log_p / found.temperature).exp(), scaled.exp()], -1).flatten(0, 1)
-
-
-def _centre(matrix: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    """Takes the best r_i + c_j out of a matrix."""
-    return matrix - matrix.mean(1, keepdim=True) - matrix.mean(0, keepdim=True) + matrix.mean()
+    # The best r_i + c_j taken out of what is left of log u.
+    log_power = log_p / found.temperature
+    rest = result.log_u - log_power
+    scaled = log_power + (rest - rest.mean(1, keepdim=True) - rest.mean(0, keepdim=True) + rest.mean())
+    return record, torch.stack([log_power.exp(), scaled.exp()], -1).flatten(0, 1)
 
 
 def _medians(problems: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -102,3 +105,65 @@ def _medians(problems: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for (n, k, sharpness), group in groups.items()
     ]
+
+
+def judge(study: Study) -> list[Part]:
+    """Claim 12: log u is linear in log p, up to factors for rows and columns."""
+    found, taus, distances = (
+        finite(problem[key] for problem in study["problems"]) for key in ("r_squared", "tau", "total_variation")
+    )
+    median, worst, low, high = statistics.median(found), min(found), min(taus), max(taus)
+    measured = f"median {median:.4g} over {len(found)} matrices, tau {low:.3g} to {high:.3g}"
+    figures = {"median r_squared": median, "least tau": low, "largest tau": high}
+    distance, largest = statistics.median(distances), max(distances)
+    distance_figures = {"median total variation": distance, "largest total variation": largest}
+    return [
+        decided(median >= 0.95, measured, figures),
+        decided(worst >= 0.8, f"worst {worst:.4g}", {"worst r_squared": worst}),
+        decided(distance <= 0.05, f"median {distance:.3g}, largest {largest:.3g}", distance_figures),
+    ]
+
+
+def ordered_looks(ordered: Iterable[float | int]) -> dict[float | int, Look]:
+    """A look for each of up to four values in order: light to dark, so that the order can be seen in grey."""
+    shades = zip(("#b5b5b5", "#7fb8da", "#2b7bba", "#08306b"), ("o", "s", "^", "D"), strict=True)
+    return {value: Look(colour=colour, marker=marker) for value, (colour, marker) in zip(ordered, shades, strict=False)}
+
+
+def draw(study: Study) -> Figure:
+    """Draws u against p^(1/tau) entry by entry, then tau and the quality of the fit against n."""
+    figure = new_figure(7.6, 5.4)
+    above, below = stack(figure, 1.05, 1.0)
+    looks = ordered_looks(sorted({problem["sharpness"] for problem in study["problems"]}))
+    shapes = sorted({(point["n"], point["k"]) for point in study["points"]})
+    panels = row(above, len(shapes))
+    for axes, shape in zip(panels, shapes, strict=True):
+        points = [point for point in study["points"] if (point["n"], point["k"]) == shape]
+        every = [value for point in points for entry in point["entries"] for value in entry]
+        span = [min(every) / 1.5, max(every) * 1.5]
+        axes.plot(span, span, color=GREY, linewidth=0.8, zorder=1)
+        for point in points:
+            x, y = zip(*point["entries"], strict=True)
+            axes.plot(x, y, **looks[point["sharpness"]].points(3.6))
+        axes.set(xscale="log", yscale="log", xlabel=r"$p_{ij}^{1/\tau}$", title=f"n = {shape[0]}, k = {shape[1]}")
+        axes.minorticks_off()
+        add_grid(axes)
+    panels[0].set_ylabel(r"$u_{ij}$, in the fitted scale")
+    left, right = row(below, 2)
+    for sharpness, look in looks.items():
+        median = sorted((m for m in study["median"] if m["sharpness"] == sharpness), key=lambda m: (m["n"], m["k"]))
+        n = [m["n"] * (1.0 + 0.02 * (m["k"] - 4)) for m in median]
+        mark = look.points(5.0)
+        left.plot(n, [m["tau"] for m in median], **mark, label=f"{sharpness:g}")
+        right.plot(n, [max(1.0 - m["r_squared"], 1e-6) for m in median], **mark)
+    grid = [2.8 * 1.02**step for step in range(92)]
+    left.plot(grid, [n / (n - 1.0) for n in grid], color=INK, linewidth=1.0, zorder=1, label="n / (n - 1)")
+    left.set_ylabel(r"fitted $\tau$")
+    left.legend(title="sd of the logits", fontsize=7.5, title_fontsize=7.5)
+    right.set(yscale="log", ylabel=r"unexplained variation, $1 - R^2$")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        name_ticks(axes, sorted({m["n"] for m in study["median"]}))
+        axes.set_xlabel("datapoints n (k = 2 to n, slightly apart)")
+        add_grid(axes)
+    return figure

@@ -13,17 +13,22 @@ Legend: n rows (datapoints), k columns (experts), c = n / k slots for each.
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from equipoise.assignment import Assignment, assign
+from equipoise.assignment import assign
 from equipoise.assignment._cycle_cancelling import count_cycles
 from equipoise.ops import draw_gumbel
+from equipoise_lab._style import Look, add_grid, name_ticks, new_figure, plot_known, row, stack, tick_seconds
 from equipoise_lab._timing import num_threads
+from equipoise_lab.paper._rules import NOT_RUN, Part, Study, decided, finite
+from equipoise_lab.paper._studies._maximum_entropy import ordered_looks
 
 ROWS = (64, 256, 512, 1024, 2048, 4096)
 QUICK_ROWS = (64, 256, 1024)
@@ -33,6 +38,19 @@ SQUARE = (16, 64)
 # A Hungarian call that is foreseen to take longer is left out.
 _BUDGET_SECONDS = 1.5
 _TOLERANCE = 1e-9
+# "Much faster" is this many times, and k << n is this many rows for each expert. Below the least number of rows, what
+# is compared is the fixed cost of a call.
+_MUCH, _ROWS_EACH, _LEAST_ROWS = 5.0, 64, 1024
+_SOLVERS = (
+    ("hungarian", "Hungarian (scipy)", Look(colour="#cc6a1b", marker="P")),
+    ("cycle_cancelling", "cycle cancelling", Look(colour="#1f66ad", marker="s")),
+    ("primal_dual", "primal-dual", Look(colour="#08306b", marker="o", dashes="--", filled=False)),
+)
+_NOTE = (
+    "Normal logits of standard deviation 1 plus Gumbel noise, one thread, processor time. Cycle cancelling runs as "
+    "tensor operations from Python; scipy's Hungarian algorithm and primal-dual are compiled."
+)
+_NO_SCIPY = "The Hungarian algorithm was left out: scipy is not installed (pip install 'equipoise[peers]')."
 
 
 def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
@@ -47,9 +65,8 @@ def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
         out. Everything but the times is the same for the same seed.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = QUICK_ROWS if quick else ROWS
-    shapes = [(n, n) for n in (SQUARE[:1] if quick else SQUARE)]
-    shapes += [(n, k) for k in (EXPERTS[:2] if quick else EXPERTS) for n in rows]
+    square, experts, rows = (SQUARE[:1], EXPERTS[:2], QUICK_ROWS) if quick else (SQUARE, EXPERTS, ROWS)
+    shapes = [(n, n) for n in square] + [(n, k) for k in experts for n in rows]
     sizes: list[dict[str, Any]] = []
     spent: dict[int, tuple[int, float]] = {}
     with num_threads(1):
@@ -61,7 +78,8 @@ def run(*, quick: bool = False, seed: int = 0) -> dict[str, Any]:
             sizes.append(record | {"hungarian_over_budget": over_budget})
             if record["hungarian_ms"] is not None and n > k:
                 spent[k] = (n, 1e-3 * record["hungarian_ms"])
-    return {"quick": quick, "seed": seed, "scipy": _has_scipy(), "note": _note(), "sizes": sizes}
+    note = _NOTE if _has_scipy() else f"{_NOTE} {_NO_SCIPY}"
+    return {"quick": quick, "seed": seed, "scipy": _has_scipy(), "note": note, "sizes": sizes}
 
 
 def _measure(n: int, k: int, problems: int, generator: torch.Generator, *, hungarian: bool) -> dict[str, Any]:
@@ -70,7 +88,7 @@ def _measure(n: int, k: int, problems: int, generator: torch.Generator, *, hunga
     capacity = torch.full([problems, k], n // k)
     timed = [_time_all(problem, hungarian=hungarian) for problem in scores]
     record: dict[str, Any] = {"n": n, "k": k, "problems": problems}
-    for name in ("cycle_cancelling", "hungarian", "primal_dual"):
+    for name, *_ in _SOLVERS:
         times = [1e3 * result[name][0] for result in timed if name in result]
         record[f"{name}_ms"] = statistics.median(times) if times else None
     values = [[value for _, value in result.values()] for result in timed]
@@ -89,30 +107,16 @@ def _draw_scores(n: int, k: int, generator: torch.Generator) -> Float[Tensor, "n
 def _time_all(scores: Float[Tensor, "n k"], *, hungarian: bool) -> dict[str, tuple[float, float]]:
     """Solves one problem with each solver; returns seconds and value of each."""
     solvers: dict[str, Callable[[], float]] = {
-        "cycle_cancelling": lambda: _value(assign(scores, method="cycle-cancelling")),
-        "primal_dual": lambda: _value(assign(scores, method="primal-dual")),
+        "cycle_cancelling": lambda: float(assign(scores, method="cycle-cancelling").value),
+        "primal_dual": lambda: float(assign(scores, method="primal-dual").value),
     }
     if hungarian and _has_scipy():
-        solvers["hungarian"] = _hungarian(scores)
+        from scipy.optimize import linear_sum_assignment
+
+        n, k = scores.shape
+        slots = scores.repeat_interleave(n // k, dim=1).numpy()  # n x n, one column for each slot
+        solvers["hungarian"] = lambda: float(slots[linear_sum_assignment(slots, maximize=True)].sum())
     return {name: _best(solve) for name, solve in solvers.items()}
-
-
-def _value(a: Assignment) -> float:
-    return float(a.value)
-
-
-def _hungarian(scores: Float[Tensor, "n k"]) -> Callable[[], float]:
-    """Prepares the n x n problem, one column for each slot, and returns the call that solves it."""
-    from scipy.optimize import linear_sum_assignment
-
-    n, k = scores.shape
-    slots = scores.repeat_interleave(n // k, dim=1).numpy()
-
-    def solve() -> float:
-        pairs = linear_sum_assignment(slots, maximize=True)
-        return float(slots[pairs].sum())
-
-    return solve
 
 
 def _best(solve: Callable[[], float]) -> tuple[float, float]:
@@ -132,11 +136,53 @@ def _has_scipy() -> bool:
     return importlib.util.find_spec("scipy") is not None
 
 
-def _note() -> str:
-    how = (
-        "Normal logits of standard deviation 1 plus Gumbel noise, one thread, processor time. Cycle cancelling runs as "
-        "tensor operations from Python; scipy's Hungarian algorithm and primal-dual are compiled."
-    )
-    if _has_scipy():
-        return how
-    return f"{how} The Hungarian algorithm was left out: scipy is not installed (pip install 'equipoise[peers]')."
+def judge(study: Study) -> list[Part]:
+    """Claim 13: where n >= 1,024 and n >= 64 k, cycle cancelling beats the Hungarian algorithm, in few improvements."""
+    sizes: list[Study] = [s for s in study["sizes"] if s["n"] >= max(_ROWS_EACH * s["k"], _LEAST_ROWS)]
+    counts = finite(size["improvements"] for size in sizes)
+    few = all(count <= max(10.0, size["n"] / 100) for size, count in zip(sizes, counts, strict=True))
+    figures = {f"improvements {s['n']} x {s['k']}": count for s, count in zip(sizes, counts, strict=True)}
+    improved = decided(few, f"{min(counts):.3g} to {max(counts):.3g} improvements", figures)
+    ratios = {
+        f"{s['n']:,} x {s['k']}": s["hungarian_ms"] / s["cycle_cancelling_ms"]
+        for s in sizes
+        if s["hungarian_ms"] is not None
+    }
+    if not ratios:  # no scipy
+        return [NOT_RUN, improved]
+    measured = ", ".join(f"{ratio:.3g} times at {size}" for size, ratio in ratios.items())
+    figures = {f"hungarian / cycle-cancelling {size}": ratio for size, ratio in ratios.items()}
+    return [decided(min(ratios.values()) >= _MUCH, measured, figures), improved]
+
+
+def draw(study: Study) -> Figure:
+    """Draws the time of each solver against n, one panel for each k, then the number of improvements."""
+    sizes = [size for size in study["sizes"] if size["n"] > size["k"]]
+    by_experts = {k: [size for size in sizes if size["k"] == k] for k in sorted({size["k"] for size in sizes})}
+    figure = new_figure(7.6, 5.0)
+    above, below = stack(figure, 1.0, 0.85)
+    panels = row(above, len(by_experts), sharey=True)
+    for axes, (k, chosen) in zip(panels, by_experts.items(), strict=True):
+        for key, name, mark in _SOLVERS:
+            times = [(size["n"], size[f"{key}_ms"]) for size in chosen]
+            plot_known(axes, [(n, None if ms is None else 1e-3 * ms) for n, ms in times], **mark.line, label=name)
+        axes.set(yscale="log", title=f"k = {k} experts")
+        axes.yaxis.set_major_formatter(lambda seconds, _: tick_seconds(seconds))
+        _rows_axis(axes, sorted({size["n"] for size in chosen})[::2])
+    panels[0].set_ylabel("time of one call")
+    panels[0].legend(loc="upper left", fontsize=7.5)
+    axes = below.subplots()
+    for k, look in ordered_looks(by_experts).items():
+        n, improvements = zip(*((size["n"], size["improvements"]) for size in by_experts[k]), strict=True)
+        axes.plot(n, improvements, **look.line, label=f"k = {k}")
+    axes.legend(fontsize=8)
+    title = "improvements after the auction's start, one datapoint an edge as in the paper"
+    axes.set(ylabel="cycles cancelled", xlabel="datapoints n", title=title)
+    _rows_axis(axes, sorted({size["n"] for size in sizes}))
+    return figure
+
+
+def _rows_axis(axes: Axes, ticks: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    name_ticks(axes, ticks, ",")
+    add_grid(axes)
