@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from equipoise_lab.bench import Measurement
+    from rich.table import Table
 
 Grid = Literal["quick", "full"]
 Out = Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)]
@@ -201,21 +201,18 @@ def _run(name: str, grid: str, out: Path, resume: bool, *, cores: int = 1, **cha
     benchmark, console = BENCHMARKS[name], make_console(_LOG_WIDTH)
     recipe = benchmark.recipe(grid, **changes)
 
-    def measure(bar: ProgressBar) -> tuple[Log, list[Path]]:
+    def measure(bar: ProgressBar) -> "tuple[list[Path], list[Table]]":
         log = Log(benchmark, recipe, out, resume=resume)
         for number, step in enumerate(log.steps, start=1):
             bar.show(step.title)
-            bar.log(f"[{number}/{len(log.steps)}] {step.title}: {_outcome(log.run(step))}")
+            record = log.run(step)
+            outcome = "done" if record.seconds is None else f"{record.seconds:.3g} s"
+            outcome = outcome if record.status == "measured" else f"{record.status} ({record.note})"
+            bar.log(f"[{number}/{len(log.steps)}] {step.title}: {outcome}")
             bar.advance(1)
-        return log, log.finish()
+        return log.finish()
 
-    log, paths = run_with_bar(console, len(benchmark.steps(recipe)), out, measure, unit=None)
-    for table in log.tables():
+    paths, tables = run_with_bar(console, len(benchmark.steps(recipe)), out, measure, unit=None)
+    for table in tables:
         console.print(table)
     print_paths(console, paths)
-
-
-def _outcome(record: "Measurement") -> str:
-    if record.status != "measured":
-        return f"{record.status} ({record.note})"
-    return "done" if record.seconds is None else f"{record.seconds:.3g} s"
