@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The audit of many strategies and baselines at once: table, figures, file."""
 
-from equipoise_lab.audit._figures import save_cost_figure as save_cost_figure
-from equipoise_lab.audit._figures import save_figure as save_figure
+from equipoise_lab.audit._figures import save_figures as save_figures
 from equipoise_lab.audit._recipe import BASELINES as BASELINES
 from equipoise_lab.audit._recipe import Audit as Audit
 from equipoise_lab.audit._recipe import measure as measure

@@ -2,13 +2,12 @@
 """The figures of the audit: bias against standard deviation, and variance against cost; one mark for each estimate."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter
 
 from equipoise.audit import CONFIDENCE, GROUPS, POWER, AuditResult, Verdict
@@ -32,29 +31,22 @@ _WAYS = {"gm": "gm-iw", "skip": "skip-iw", "sample": "sample"}
 _LABEL_HEIGHT, _SMALL_LABEL_HEIGHT = 0.062, 0.034
 
 
-def save_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> list[Path]:
-    """Draws bias against standard deviation of one estimate on logarithmic axes, for router and experts.
+def save_figures(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> list[Path]:
+    """Draws two figures on logarithmic axes, with a panel for the gradient of the router and one for the experts'.
 
-    A strategy whose bias was found is a filled square at the bias, with its confidence interval. One whose bias was not
-    found is an open mark at the bias that would have been, with an arrow down: the bias is below that, or zero.
+    The first is bias against standard deviation of one estimate. A strategy whose bias was found is a filled square at
+    the bias, with its confidence interval. One whose bias was not found is an open mark at the bias that would have
+    been, with an arrow down: the bias is below that, or zero. The second is the variance of one estimate against the
+    time it takes.
     """
-    # Baselines have a figure of their own; here they are shown if there is nothing else.
-    shown = [o for o in outcomes if o.baseline == "none"] or outcomes
-    title = (
+    bias = (
         f"{describe(audit)}\n"
         "square: biased   circle: unbiased   diamond: undecided\n"
         f"filled: bias found, with {CONFIDENCE:.0%} interval   "
         f"arrow down: none found; one at the mark would have been, with probability {POWER:g}"
     )
-    sizes = ("standard deviation of one estimate / norm of the exact gradient", "bias / norm of the exact gradient")
-    with style():
-        figure = _panels((9.6, 4.6), title, sizes, lambda axes, group: _draw_bias(axes, shown, group))
-        return save(figure, folder, NAME)
-
-
-def save_cost_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> list[Path]:
-    """Draws the variance of one estimate against the time it takes, on logarithmic axes, for router and experts."""
-    title = (
+    bias_axes = ("standard deviation of one estimate / norm of the exact gradient", "bias / norm of the exact gradient")
+    cost = (
         f"Variance against cost: {describe(audit)}\n"
         "grey: the paper's strategies   colour: mixtures, averages, baselines and critics   "
         "triangle: Gumbel-Matching   square: skipping   circle: independent\n"
@@ -62,36 +54,47 @@ def save_cost_figure(audit: Audit, outcomes: Sequence[AuditResult], folder: Path
         "dotted: equal variance in equal time, by averaging   "
         "baselines do not change the experts' gradient"
     )
-    sizes = (
+    cost_axes = (
         "time of one estimate without the experts' own, microseconds",
         "variance of one estimate / squared norm of the exact gradient",
     )
-    with style():
-        figure = _panels((10.6, 7.0), title, sizes, lambda axes, group: _draw_cost(axes, outcomes, group))
-        return save(figure, folder, f"{NAME}-cost")
-
-
-def _panels(
-    inches: tuple[float, float], title: str, labels: tuple[str, str], draw: Callable[[Axes, str], object]
-) -> Figure:
-    """Draws a panel for the router's gradient and one for the experts', on logarithmic axes."""
-    figure = new_figure(*inches)
-    panels = row(figure, len(GROUPS))
-    for axes, group in zip(panels, GROUPS, strict=True):
-        axes.set(xscale="log", yscale="log")
-        draw(axes, group)
-        axes.set(title=f"gradient of the {group}", xlabel=labels[0])
-    panels[0].set_ylabel(labels[1])
-    figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9)
-    return figure
+    # The figure of bias has no baselines, unless there is nothing else.
+    plain = [outcome for outcome in outcomes if outcome.baseline == "none"] or outcomes
+    paths: list[Path] = []
+    for name, inches, title, labels, shown, draw in (
+        (NAME, (9.6, 4.6), bias, bias_axes, plain, _draw_bias),
+        (f"{NAME}-cost", (10.6, 7.0), cost, cost_axes, outcomes, _draw_cost),
+    ):
+        with style():
+            figure = new_figure(*inches)
+            panels = row(figure, len(GROUPS))
+            for axes, group in zip(panels, GROUPS, strict=True):
+                axes.set(xscale="log", yscale="log")
+                draw(axes, shown, group)
+                axes.set(title=f"gradient of the {group}", xlabel=labels[0])
+            panels[0].set_ylabel(labels[1])
+            figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=9)
+            paths += save(figure, folder, name)
+    return paths
 
 
 def _draw_bias(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
     marks: list[Label] = []
     for outcome in outcomes:
-        y, bold = _draw_mark(axes, outcome, group), outcome.verdict == "unbiased"
-        x, colour = outcome.findings[group].deviation, _LOOKS[outcome.verdict].colour
-        marks.append(Label(x=x, y=y, text=outcome.name, colour=colour, bold=bold))
+        finding, mark = outcome.findings[group], _LOOKS[outcome.verdict]
+        x, (lower, upper) = finding.deviation, finding.bias_interval
+        # The verdict is about router and experts together; either alone may show no bias.
+        shown = outcome.verdict == "biased" and lower > 0.0
+        y = min(max(finding.bias, lower), upper) if shown else finding.detectable
+        if shown:
+            axes.plot([x, x], [lower, upper], color=mark.colour, linewidth=1.4)
+        else:
+            arrow = {"arrowstyle": "-|>", "color": mark.colour, "linewidth": 1.2}
+            axes.annotate("", xy=(x, y / 2.2), xytext=(x, y), arrowprops=arrow)
+        how: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 3}
+        how["markerfacecolor"] = mark.colour if mark.filled and shown else "white"
+        axes.plot([x], [y], mark.marker, color=mark.colour, **how)
+        marks.append(Label(x=x, y=y, text=outcome.name, colour=mark.colour, bold=outcome.verdict == "unbiased"))
     # Room for the arrows below and the names at the right.
     xs, ys = [mark.x for mark in marks], [mark.y for mark in marks]
     span = max(max(xs) / min(xs), 2.0)
@@ -104,32 +107,15 @@ def _draw_bias(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
     label_column(axes, sorted(marks, key=lambda mark: mark.y), right / (right / left) ** 0.28, _LABEL_HEIGHT)
 
 
-def _draw_mark(axes: Axes, outcome: AuditResult, group: str) -> float:
-    """Draws one strategy and returns the height of its mark."""
-    finding, mark = outcome.findings[group], _LOOKS[outcome.verdict]
-    x, (lower, upper) = finding.deviation, finding.bias_interval
-    # The verdict is about router and experts together; either alone may show no bias.
-    shown = outcome.verdict == "biased" and lower > 0.0
-    y = min(max(finding.bias, lower), upper) if shown else finding.detectable
-    if shown:
-        axes.plot([x, x], [lower, upper], color=mark.colour, linewidth=1.4)
-    else:
-        arrow = {"arrowstyle": "-|>", "color": mark.colour, "linewidth": 1.2}
-        axes.annotate("", xy=(x, y / 2.2), xytext=(x, y), arrowprops=arrow)
-    face = mark.colour if mark.filled and shown else "white"
-    how: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 3}
-    axes.plot([x], [y], mark.marker, color=mark.colour, markerfacecolor=face, **how)
-    return y
-
-
 def _draw_cost(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
     # The experts' gradient differs only where draws are averaged.
     shown = [o for o in outcomes if group == "router" or o.baseline in ("none", "draws")] or outcomes
     marks: list[Label] = []
     for outcome in sorted(shown, key=lambda o: o.findings[group].deviation):
         x, y = 1e6 * outcome.step_seconds, max(outcome.findings[group].deviation ** 2, 1e-12)
-        way = _way(outcome)
-        colour = _DARK_GREY if outcome.baseline == "none" and outcome.strategy.name in PAPER_STRATEGIES else way.colour
+        name = outcome.strategy.name
+        way = look(next((looked for start, looked in _WAYS.items() if name.startswith(start)), "other"))
+        colour = _DARK_GREY if outcome.baseline == "none" and name in PAPER_STRATEGIES else way.colour
         face = colour if outcome.verdict == "unbiased" else "white"
         axes.plot([x], [y], way.marker, markersize=7, color=colour, markerfacecolor=face, markeredgewidth=1.5, zorder=3)
         marks.append(Label(x=x, y=y, text=outcome.name, colour=colour, size=7.5))
@@ -145,11 +131,6 @@ def _draw_cost(axes: Axes, outcomes: Sequence[AuditResult], group: str) -> None:
         axes.plot([left, column], [product / left, product / column], ":", color="#c8c8c8", linewidth=0.8, zorder=0)
     add_grid(axes)
     label_column(axes, marks, column, _SMALL_LABEL_HEIGHT)
-
-
-def _way(outcome: AuditResult) -> Look:
-    """Returns the look of the way in which a strategy samples."""
-    return look(next((name for start, name in _WAYS.items() if outcome.strategy.name.startswith(start)), "other"))
 
 
 def _set_ticks(axis: Axis, ticks: Sequence[float]) -> None:

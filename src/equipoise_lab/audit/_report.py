@@ -25,15 +25,14 @@ _STYLES = {"unbiased": "green", "biased": "bold red", "undecided": "yellow"}
 
 def write_figures(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -> Path:
     """Writes audit.json: options, machine, the test's error rates, the exact gradient and all that was found."""
-    exact = outcomes[0].evidence.exact
-    router, experts = exact.view(2, audit.n, audit.k)
-    test = {"components": len(exact), "false_alarm": FALSE_ALARM, "power": POWER}
+    exact = dict(zip(GROUPS, outcomes[0].evidence.exact.view(2, audit.n, audit.k), strict=True))
+    test = {"false_alarm": FALSE_ALARM, "power": POWER, "tolerance": TOLERANCE, "confidence": CONFIDENCE}
     figures = {
         "options": asdict(audit),
         "environment": environment(),
-        "test": {**test, "tolerance": TOLERANCE, "confidence": CONFIDENCE},
-        "exact": {"router": router.tolist(), "experts": experts.tolist()},
-        "exact_norm": {"router": float(router.norm()), "experts": float(experts.norm())},
+        "test": {"components": 2 * audit.n * audit.k, **test},
+        "exact": {group: gradient.tolist() for group, gradient in exact.items()},
+        "exact_norm": {group: float(gradient.norm()) for group, gradient in exact.items()},
         "strategies": [_strategy_figures(audit, outcome) for outcome in outcomes],
     }
     path = folder / f"{NAME}.json"
@@ -43,8 +42,7 @@ def write_figures(audit: Audit, outcomes: Sequence[AuditResult], folder: Path) -
 
 def _strategy_figures(audit: Audit, outcome: AuditResult) -> dict[str, Any]:
     evidence, judgement = outcome.evidence, outcome.judgement
-    half_width = evidence.threshold(1.0 - CONFIDENCE)
-    vectors = {"mean": evidence.mean, "half_width": half_width, "variance": evidence.variance}
+    vectors = {"mean": evidence.mean, "half_width": evidence.threshold(1.0 - CONFIDENCE), "variance": evidence.variance}
     by_group = {
         group: {
             **asdict(finding),
@@ -82,8 +80,7 @@ def describe(audit: Audit) -> str:
     parts += [] if audit.eps is None else [f"eps {audit.eps:g}"]
     parts += [] if audit.solves is None else [f"{audit.solves} solves"]
     parts += ["Sinkhorn first"] if audit.sinkhorn_first else []
-    parts += [] if audit.importance else ["no importance weights"]
-    return ", ".join(parts)
+    return ", ".join(parts + ([] if audit.importance else ["no importance weights"]))
 
 
 def audit_table(audit: Audit, outcomes: Sequence[AuditResult]) -> Table:
@@ -98,20 +95,34 @@ def audit_table(audit: Audit, outcomes: Sequence[AuditResult]) -> Table:
         "time: of the processor, for one estimate, backward included and the experts' own work left out.\n"
         f"+ draws: an estimate is the mean of {DRAWS} draws of the batch."
     )
-    title = f"Audit: {describe(audit)}"
-    headings = ("more\ndraws", "z\n(limit)", "bias\nrouter", "bias\nexperts", "found\nfrom", "sd\nrouter")
-    headings += ("sd\nexperts", "ESS", "weight\nseen", "weight\npossible", "dropped", "time")
     how = {"caption": caption, "caption_justify": "left", "collapse_padding": True}
-    table = new_table(title, ("strategy", "verdict"), headings, no_wrap=True, **how)
-    for i, outcome in enumerate(outcomes):
-        # A rule where the baselines begin, and where the next strategy's do.
-        last = i + 1 < len(outcomes) and _part(outcomes[i + 1]) != _part(outcome)
-        table.add_row(*_row(outcome), end_section=last)
+    headings = list(_cells(outcomes[0]))
+    table = new_table(f"Audit: {describe(audit)}", ("strategy", "verdict"), headings, no_wrap=True, **how)
+    # A rule where the baselines begin, and where the next strategy's do.
+    parts = ["" if outcome.baseline == "none" else outcome.strategy.name for outcome in outcomes]
+    for outcome, part, following in zip(outcomes, parts, [*parts[1:], parts[-1]], strict=True):
+        verdict = Text(outcome.verdict, style=_STYLES[outcome.verdict])
+        cells = map(Text, _cells(outcome).values())
+        table.add_row(Text(outcome.name), verdict, *cells, end_section=following != part)
     return table
 
 
-def _part(outcome: AuditResult) -> str:
-    return "" if outcome.baseline == "none" else outcome.strategy.name
+def _cells(outcome: AuditResult) -> dict[str, str]:
+    judgement, router, experts = outcome.judgement, outcome.findings["router"], outcome.findings["experts"]
+    return {
+        "more\ndraws": _more_draws(outcome) or "-",
+        "z\n(limit)": f"{judgement.z:.1f} ({judgement.z_limit:.1f})",
+        "bias\nrouter": f"{router.bias:.4f}",
+        "bias\nexperts": f"{experts.bias:.4f}",
+        "found\nfrom": f"{judgement.detectable:.2g}",
+        "sd\nrouter": f"{router.deviation:.2f}",
+        "sd\nexperts": f"{experts.deviation:.2f}",
+        "ESS": f"{outcome.effective:.2f}",
+        "weight\nseen": f"{outcome.largest_weight:.3g}",
+        "weight\npossible": "-" if outcome.possible_weight is None else f"{outcome.possible_weight:.3g}",
+        "dropped": f"{outcome.dropped:.1%}",
+        "time": format_seconds(outcome.step_seconds),
+    }
 
 
 def verdict_text(outcome: AuditResult) -> str:
@@ -126,23 +137,6 @@ def _more_draws(outcome: AuditResult) -> str:
     """The draws that would decide, to two digits and rounded up, because the number is an estimate; empty: unknown."""
     more = outcome.judgement.more_estimates
     return round_up(more * (outcome.draws // outcome.evidence.estimates)) if more else ""
-
-
-def _row(outcome: AuditResult) -> list[Text]:
-    judgement, found = outcome.judgement, outcome.findings
-    router, experts = found["router"], found["experts"]
-    possible = "-" if outcome.possible_weight is None else f"{outcome.possible_weight:.3g}"
-    cells = [
-        _more_draws(outcome) or "-",
-        f"{judgement.z:.1f} ({judgement.z_limit:.1f})",
-        f"{router.bias:.4f}",
-        f"{experts.bias:.4f}",
-    ]
-    cells += [f"{judgement.detectable:.2g}", f"{router.deviation:.2f}", f"{experts.deviation:.2f}"]
-    cells += [f"{outcome.effective:.2f}", f"{outcome.largest_weight:.3g}", possible]
-    cells += [f"{outcome.dropped:.1%}", format_seconds(outcome.step_seconds)]
-    verdict = Text(judgement.verdict, style=_STYLES[judgement.verdict])
-    return [Text(outcome.name), verdict, *map(Text, cells)]
 
 
 def round_up(count: int) -> str:

@@ -144,13 +144,8 @@ def scale(
 
     Writes `bench-scale.json`, `bench-scale.svg` and `bench-scale.png`.
     """
-    sizes: dict[str, Any] = {
-        "ranks": tuple(ranks) if ranks else None,
-        "rows": rows,
-        "experts": experts,
-        "repeats": repeats,
-    }
-    _run("scale", grid, out, resume, **sizes, latency=latency, bandwidth=bandwidth, flops=flops, seed=seed)
+    chosen = {"ranks": tuple(ranks) if ranks else None, "rows": rows, "experts": experts, "repeats": repeats}
+    _run("scale", grid, out, resume, **chosen, latency=latency, bandwidth=bandwidth, flops=flops, seed=seed)
 
 
 def balance(
@@ -184,13 +179,7 @@ def balance(
 def _run(name: str, grid: str, out: Path, resume: bool, *, cores: int = 1, **changes: Any) -> None:
     """Measures, prints the tables, writes the files.
 
-    Args:
-        name: of the benchmark.
-        grid: whose options are taken.
-        out: the folder of the results.
-        resume: whether to keep the measurements of a finished run.
-        cores: threads of the libraries.
-        **changes: fields of the options that differ from the grid's; None leaves what it says.
+    The options are those of the grid, with changes; None leaves what the grid says.
     """
     # For the libraries that are loaded from here on, which read these variables once, at load.
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(cores)))
