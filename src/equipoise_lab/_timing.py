@@ -4,8 +4,7 @@
 import gc
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +20,8 @@ _PATIENCE = 3.0
 class Timing:
     """The times of a call and what the call returned."""
 
-    times: tuple[
-        float, ...
-    ]  # seconds of one call, in each repetition; fewer than asked for where it outlasts the budget
+    # Seconds of one call, in each repetition; fewer than asked for where it outlasts the budget.
+    times: tuple[float, ...]
     result: Any  # what the last call returned
 
     @property
@@ -47,6 +45,16 @@ def best_of(call: Callable[[], Any], repeats: int, *, budget: float) -> Timing:
     return best_in_turns({"call": call}, repeats, budget=budget)["call"]
 
 
+def best_of_each(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """The best time of each of several calls in turns, in seconds, however long that takes.
+
+    Example:
+        >>> sorted(best_of_each({"a": lambda: 1, "b": lambda: 2}, repeats=1))
+        ['a', 'b']
+    """
+    return {name: timing.seconds for name, timing in best_in_turns(calls, repeats).items()}
+
+
 def best_in_turns(
     calls: Mapping[str, Callable[[], Any]], repeats: int, *, budget: float = math.inf
 ) -> dict[str, Timing]:
@@ -64,11 +72,16 @@ def best_in_turns(
         >>> [timing.result for timing in best_in_turns({"a": lambda: 1, "b": lambda: 2}, 1).values()]
         [1, 2]
     """
-    with _no_collection():
+    enabled = gc.isenabled()
+    gc.disable()  # its pauses belong to no call
+    try:
         runs = {name: _Run(call, budget) for name, call in calls.items()}
         for _ in range(repeats):
             for run in runs.values():
                 run.repeat()
+    finally:
+        if enabled:
+            gc.enable()
     return {name: Timing(times=tuple(run.times), result=run.result) for name, run in runs.items()}
 
 
@@ -77,7 +90,7 @@ class _Run:
 
     def __init__(self, call: Callable[[], Any], budget: float) -> None:
         self.call, self.spent = call, 0.0
-        (first, _), (second, self.result) = _mean_seconds(call, 1), _mean_seconds(call, 1)
+        first, second = self._mean_seconds(1), self._mean_seconds(1)
         slow = min(first, second) > budget
         self.times = [first, second] if slow else []
         self.patience = 0.0 if slow else _PATIENCE * budget
@@ -85,38 +98,15 @@ class _Run:
 
     def repeat(self) -> None:
         """Makes one repetition, if time is left."""
-        if self.times and self.spent >= self.patience:
-            return
-        seconds, self.result = _mean_seconds(self.call, self.loops)
-        self.times.append(seconds)
-        self.spent += self.loops * seconds
+        if not self.times or self.spent < self.patience:
+            self.times.append(self._mean_seconds(self.loops))
+            self.spent += self.loops * self.times[-1]
 
-
-def best_of_each(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """The best time of each of several calls in turns, in seconds, however long that takes.
-
-    Example:
-        >>> sorted(best_of_each({"a": lambda: 1, "b": lambda: 2}, repeats=1))
-        ['a', 'b']
-    """
-    return {name: timing.seconds for name, timing in best_in_turns(calls, repeats).items()}
-
-
-def _mean_seconds(call: Callable[[], Any], loops: int) -> tuple[float, Any]:
-    result = None
-    start = time.perf_counter()
-    for _ in range(loops):
-        result = call()
-    return (time.perf_counter() - start) / loops, result
-
-
-@contextmanager
-def _no_collection() -> Generator[None]:
-    """Keeps the garbage collector, whose pauses belong to no call, out of the way."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    def _mean_seconds(self, loops: int) -> float:
+        call, result = self.call, None
+        start = time.perf_counter()
+        for _ in range(loops):
+            result = call()
+        seconds = time.perf_counter() - start
+        self.result = result
+        return seconds / loops
