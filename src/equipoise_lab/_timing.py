@@ -5,6 +5,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,28 +36,30 @@ class Timing:
         return len(self.times)
 
 
-def best_of(call: Callable[[], Any], repeats: int, *, budget: float) -> Timing:
+def best_of(call: Callable[[], Any], repeats: int, *, budget: float, threads: int | None = None) -> Timing:
     """Times one call; see `best_in_turns`.
 
     Example:
         >>> best_of(lambda: 3, repeats=2, budget=1.0).result
         3
     """
-    return best_in_turns({"call": call}, repeats, budget=budget)["call"]
+    return best_in_turns({"call": call}, repeats, budget=budget, threads=threads)["call"]
 
 
-def best_of_each(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+def best_of_each(
+    calls: Mapping[str, Callable[[], Any]], repeats: int, *, threads: int | None = None
+) -> dict[str, float]:
     """The best time of each of several calls in turns, in seconds, however long that takes.
 
     Example:
         >>> sorted(best_of_each({"a": lambda: 1, "b": lambda: 2}, repeats=1))
         ['a', 'b']
     """
-    return {name: timing.seconds for name, timing in best_in_turns(calls, repeats).items()}
+    return {name: timing.seconds for name, timing in best_in_turns(calls, repeats, threads=threads).items()}
 
 
 def best_in_turns(
-    calls: Mapping[str, Callable[[], Any]], repeats: int, *, budget: float = math.inf
+    calls: Mapping[str, Callable[[], Any]], repeats: int, *, budget: float = math.inf, threads: int | None = None
 ) -> dict[str, Timing]:
     """Times calls that are to be compared. They take turns, so that drift of the machine meets all.
 
@@ -67,6 +70,7 @@ def best_in_turns(
         calls: what to time, by name.
         repeats: rounds; in each, every call is repeated for at least 20 ms.
         budget: seconds that a call may take to be in every round.
+        threads: of torch and of our solvers meanwhile; None leaves them.
 
     Example:
         >>> [timing.result for timing in best_in_turns({"a": lambda: 1, "b": lambda: 2}, 1).values()]
@@ -75,10 +79,11 @@ def best_in_turns(
     enabled = gc.isenabled()
     gc.disable()  # its pauses belong to no call
     try:
-        runs = {name: _Run(call, budget) for name, call in calls.items()}
-        for _ in range(repeats):
-            for run in runs.values():
-                run.repeat()
+        with nullcontext() if threads is None else num_threads(threads):
+            runs = {name: _Run(call, budget) for name, call in calls.items()}
+            for _ in range(repeats):
+                for run in runs.values():
+                    run.repeat()
     finally:
         if enabled:
             gc.enable()

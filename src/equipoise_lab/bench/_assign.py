@@ -6,7 +6,7 @@ Legend: n rows (datapoints), k columns (experts), K experts a row.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -18,10 +18,11 @@ from torch import Tensor
 import equipoise as eq
 from equipoise._core import check_one_of
 from equipoise_lab._tables import name_size
-from equipoise_lab._timing import best_in_turns, best_of, num_threads
-from equipoise_lab.bench._benchmark import Measurement, Size, Step, check_run, need, over_budget
+from equipoise_lab._timing import Timing, best_in_turns
+from equipoise_lab.bench._benchmark import Measurement, Size, Step, check_run, need
 from equipoise_lab.bench._families import FAMILIES, draw_scores
 from equipoise_lab.bench._solvers import FLOW, OURS, SOLVERS, Solver, prepare_flow
+from equipoise_lab.bench._verdicts import over_budget
 
 Several = tuple[int, int, int]  # n, k, K
 CAPACITY_FACTOR = 1.25
@@ -50,6 +51,10 @@ class AssignBench:
     def judged(self) -> bool:
         """Whether the limits apply: they are stated for experts of unequal popularity and one thread."""
         return self.family == "popular" and self.threads == 1
+
+    def time(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Timing]:
+        """Times calls in turns, with the options of the run."""
+        return best_in_turns(calls, self.repeats, budget=self.budget, threads=self.threads)
 
 
 def grid_key(point: Size | Several, solver: str) -> str:
@@ -93,11 +98,9 @@ def _measure_solver(bench: AssignBench, size: Size, solver: Solver) -> Measureme
     if solver.package is not None:
         need(solver.package, "peers")
     scores = _problem(bench.family, *size, bench.seed)
-    with num_threads(bench.threads):
-        prepared = solver.prepare(scores)
-        # In turns with ours, which every solver is compared with: the machine may be faster now than a minute ago.
-        calls = {solver.name: prepared.call, OURS: lambda: eq.assign(scores)}
-        timings = best_in_turns(calls, bench.repeats, budget=bench.budget)
+    prepared = solver.prepare(scores)
+    # In turns with ours, which every solver is compared with: the machine may be faster now than a minute ago.
+    timings = bench.time({solver.name: prepared.call, OURS: lambda: eq.assign(scores)})
     timing = timings[solver.name]
     z = prepared.read(timing.result)
     n, k = size
@@ -117,13 +120,8 @@ def _measure_family(bench: AssignBench, family: str) -> Measurement:
     n, k = bench.robust_size
     scores = draw_scores(family, n, k, bench.seed)
     slack = math.ceil(CAPACITY_FACTOR * n / k)
-    calls: dict[str, Callable[[], Any]] = {
-        "argmax": lambda: torch.argmax(scores, -1),
-        "tight": lambda: eq.assign(scores),
-        "slack": lambda: eq.assign(scores, slack),
-    }
-    with num_threads(bench.threads):
-        timings = best_in_turns(calls, bench.repeats, budget=bench.budget)
+    ours = partial(eq.assign, scores)
+    timings = bench.time({"argmax": partial(torch.argmax, scores, -1), "tight": ours, "slack": partial(ours, slack)})
     figures = {name: timing.seconds for name, timing in timings.items()}
     for kind in ("tight", "slack"):
         found: eq.Assignment = timings[kind].result
@@ -135,13 +133,8 @@ def _measure_topk(bench: AssignBench, point: Several) -> Measurement:
     """Times torch.topk in turns with ours."""
     n, k, top_k = point
     scores = draw_scores(bench.family, n, k, bench.seed)
-    calls: dict[str, Callable[[], Any]] = {
-        "topk": lambda: torch.topk(scores, top_k),
-        "ours": lambda: eq.assign(scores, top_k=top_k),
-    }
-    with num_threads(bench.threads):
-        timings = best_in_turns(calls, bench.repeats, budget=bench.budget)
-    floor, ours = timings["topk"], timings["ours"]
+    calls = {"topk": partial(torch.topk, scores, top_k), "ours": partial(eq.assign, scores, top_k=top_k)}
+    floor, ours = bench.time(calls).values()
     certificate, figures = float(ours.result.gap), {"ours": ours.seconds}
     return Measurement(seconds=floor.seconds, repeats=floor.repeats, certificate=certificate, figures=figures)
 
@@ -152,13 +145,12 @@ def _measure_flow(bench: AssignBench, point: Several) -> Measurement:
     n, k, top_k = point
     scores = draw_scores(bench.family, n, k, bench.seed)
     prepared = prepare_flow(scores, top_k)
-    ours = partial(best_of, lambda: eq.assign(scores, top_k=top_k), bench.repeats, budget=bench.budget)
-    with num_threads(bench.threads):
-        before = ours()
-        start = time.perf_counter()
-        result = prepared.call()
-        seconds = time.perf_counter() - start
-        after = ours()
+    ours = {"ours": partial(eq.assign, scores, top_k=top_k)}
+    before = bench.time(ours)["ours"]
+    start = time.perf_counter()
+    result = prepared.call()
+    seconds = time.perf_counter() - start
+    after = bench.time(ours)["ours"]
     z = prepared.read(result).reshape(n, top_k)
     gap = float(before.result.value - scores.double().gather(1, z).sum()) / n
     if abs(gap) > top_k * FLOW.relative_tolerance * _largest(scores):

@@ -18,7 +18,7 @@ from equipoise_lab.bench._behaviour import BEHAVIOURS
 from equipoise_lab.bench._benchmark import Benchmark, Records, Report, Size, Step
 from equipoise_lab.bench._families import FAMILIES
 from equipoise_lab.bench._solvers import FLOW, OURS, SOLVERS, Solver
-from equipoise_lab.bench._verdicts import Verdict, figures_of, judge, limit_table, ratio, ratio_text, record_of
+from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio, ratio_text, record_of
 
 # At least so many times faster than the better peer (None: no limit), and at most so many times torch.argmax.
 SIZE_LIMITS: Mapping[Size, tuple[float | None, float]] = {
@@ -71,22 +71,17 @@ def times_faster(records: Records, size: Size) -> float | None:
     return min((times for times in peers if times is not None), default=None)
 
 
-def times_floor(records: Records, size: Size) -> float | None:
-    """Our time divided by that of torch.argmax on the same matrix, in turns."""
-    return ratio(1.0, times_ours(records, size, "argmax"))
-
-
-def times_topk(records: Records, point: Several) -> float | None:
-    """Our time with K experts a row divided by that of torch.topk on the same matrix, in turns."""
-    return ratio(1.0, times_ours(records, point, "topk"))
+def times_floor(records: Records, point: Size | Several) -> float | None:
+    """Our time divided by that of torch.argmax, or torch.topk, on the same matrix, in turns."""
+    return ratio(1.0, times_ours(records, point, "argmax" if len(point) == 2 else "topk"))
 
 
 def times_ours(records: Records, point: Size | Several, solver: str) -> float | None:
     """The time of a solver divided by ours, which took turns with it; None where either failed."""
-    if len(point) == 2 and not figures_of(records, grid_key(point, OURS)):
+    if len(point) == 2 and not record_of(records, grid_key(point, OURS)).measured:
         return None
     key = grid_key(point, solver)
-    return ratio(record_of(records, key).seconds, figures_of(records, key).get("ours"))
+    return ratio(record_of(records, key).seconds, record_of(records, key).measured.get("ours"))
 
 
 def verdicts(bench: AssignBench, records: Records) -> list[Verdict]:
@@ -101,10 +96,10 @@ def verdicts(bench: AssignBench, records: Records) -> list[Verdict]:
             found.append(Verdict("size", f"{name_size(size)}: times torch.argmax", times_floor(records, size), floor))
     least, most = SEVERAL_LIMIT
     for point in bench.several:
-        found.append(Verdict("several", f"{name_several(point)}: times torch.topk", times_topk(records, point), most))
+        found.append(Verdict("several", f"{name_several(point)}: times torch.topk", times_floor(records, point), most))
         title, faster = f"{name_several(point)}: times faster than OR-tools", times_ours(records, point, FLOW.name)
         found.append(Verdict("several", title, faster, least, at_least=True))
-    families = {name: figures_of(records, f"family/{name}") for name in FAMILIES}
+    families = {name: record_of(records, f"family/{name}").measured for name in FAMILIES}
     for name, figures in families.items():
         for kind, label in (("tight", "tight"), ("slack", f"capacity factor {CAPACITY_FACTOR:g}")):
             times = ratio(figures.get(kind), figures.get("argmax"))
@@ -138,7 +133,7 @@ def summary(bench: AssignBench, records: Records) -> dict[str, Any]:
         {
             **dict(zip(("n", "k", "top_k"), point, strict=True)),
             "times_faster_than_ortools": times_ours(records, point, FLOW.name),
-            "times_topk": times_topk(records, point),
+            "times_topk": times_floor(records, point),
         }
         for point in bench.several
     ]
@@ -198,7 +193,7 @@ def _several_table(bench: AssignBench, records: Records) -> Table:
         cells += [format_seconds(floor.figures.get("ours"))]
         cells += [format_seconds(flow.seconds) if flow.status == "measured" else flow.status]
         faster = _ratio(bench, times_ours(records, point, FLOW.name), least, ".1f", at_least=True)
-        table.add_row(*cells, faster, _ratio(bench, times_topk(records, point), most, ".2f"))
+        table.add_row(*cells, faster, _ratio(bench, times_floor(records, point), most, ".2f"))
     return table
 
 
@@ -211,7 +206,7 @@ def _family_table(bench: AssignBench, records: Records) -> Table:
         ["argmax", "tight", "times\nargmax", slack, "times\nargmax", "gap"],
     )
     for name in FAMILIES:
-        if not (figures := figures_of(records, f"family/{name}")):
+        if not (figures := record_of(records, f"family/{name}").measured):
             continue
         cells: list[str | Text] = [name, format_seconds(figures["argmax"])]
         for kind in ("tight", "slack"):

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import equipoise as eq
-from equipoise_lab._timing import best_in_turns, best_of, best_of_each, num_threads
+from equipoise_lab._timing import best_in_turns, best_of_each, num_threads
 from equipoise_lab.bench._assign import AssignBench
 from equipoise_lab.bench._benchmark import Measurement
 from equipoise_lab.bench._families import draw_scores
@@ -42,16 +42,14 @@ def _small_problems(seed: int) -> Float[Tensor, "batch n k"]:
 
 def _growth(bench: AssignBench) -> Measurement:
     scores = {n: draw_scores("gumbel", n, _GROWTH_EXPERTS, bench.seed) for n in _GROWTH_ROWS}
-    with num_threads(bench.threads):
-        seconds = best_of_each({str(n): partial(eq.assign, scores[n]) for n in scores}, bench.repeats)
+    calls = {str(n): partial(eq.assign, scores[n]) for n in scores}
+    seconds = best_of_each(calls, bench.repeats, threads=bench.threads)
     few, many = (seconds[str(n)] / n for n in _GROWTH_ROWS)
     return Measurement(repeats=bench.repeats, figures={**seconds, "ratio": many / few})
 
 
 def _batch(bench: AssignBench) -> Measurement:
-    scores = _small_problems(bench.seed)
-    with num_threads(bench.threads):
-        timing = best_of(lambda: eq.assign(scores), bench.repeats, budget=bench.budget)
+    timing = bench.time({"batch": partial(eq.assign, _small_problems(bench.seed))})["batch"]
     return Measurement(seconds=timing.seconds, repeats=timing.repeats)
 
 
@@ -66,11 +64,9 @@ def _warm_start(bench: AssignBench) -> Measurement:
             for seed in (bench.seed + 1, bench.seed + 2)
         )
         cold = partial(eq.assign, scores, capacity)
-        with num_threads(bench.threads):
-            warm = partial(cold, prices=eq.assign(previous, capacity).prices)
-            # One after the other, which differ by little; a cold call twice, to know by how little.
-            calls = {"cold": cold, "warm": warm, "again": cold}
-            timings = best_in_turns(calls, _WARM_ROUNDS * bench.repeats)
+        # One after the other, which differ by little; a cold call twice, to know by how little.
+        calls = {"cold": cold, "warm": partial(cold, prices=eq.assign(previous, capacity).prices), "again": cold}
+        timings = best_in_turns(calls, _WARM_ROUNDS * bench.repeats, threads=bench.threads)
         label = f"{n}x{k}, capacity {capacity}"
         figures |= {f"{name} {label}": timings[name].seconds for name in ("cold", "warm")}
         ratios[label] = _median_ratio(timings["warm"].times, timings["cold"].times)

@@ -32,6 +32,11 @@ class Measurement:
     figures: dict[str, float] = field(default_factory=dict[str, float])  # further numbers, by name
     note: str = ""  # why there is no figure, or what to know about it
 
+    @property
+    def measured(self) -> dict[str, float]:
+        """The figures; none where the measurement was not made, or failed."""
+        return self.figures if self.status == "measured" else {}
+
 
 Records = Mapping[str, Measurement]
 
@@ -61,27 +66,6 @@ def need(package: str, extra: str, *, name: str | None = None) -> None:
     """Raises a ModuleNotFoundError that says how to install a peer, where its package is missing."""
     if importlib.util.find_spec(package) is None:
         raise ModuleNotFoundError(f"needs {name or package}: pip install 'equipoise[{extra}]'")
-
-
-def over_budget(
-    budget: float, keys: Mapping[Size, str], size: Size, growth: tuple[float, float], records: Records
-) -> str:
-    """Says that a call would take too long, if the last smaller size that was measured suggests it.
-
-    Args:
-        budget: seconds that one call may take.
-        keys: of the measurements, by size n x k, in order.
-        size: one of them.
-        growth: exponents of n and k in what time is proportional to.
-        records: what was measured.
-    """
-    expected = 0.0
-    for (n, k), key in keys.items():
-        if (n, k) == size:
-            break
-        if key in records and (seconds := records[key].seconds) is not None:
-            expected = seconds * (size[0] / n) ** growth[0] * (size[1] / k) ** growth[1]
-    return f"about {expected:,.1f} s expected, budget {budget:g} s" if expected > budget else ""
 
 
 def check_run(bench: Any) -> None:

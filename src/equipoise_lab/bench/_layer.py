@@ -22,32 +22,12 @@ from torch import Tensor
 from equipoise.nn import ROUTERS
 from equipoise_lab._style import INK, new_figure, row
 from equipoise_lab._tables import format_seconds, name_threads, new_table
-from equipoise_lab._timing import best_in_turns, num_threads
+from equipoise_lab._timing import best_in_turns
+from equipoise_lab.bench import _layer_models as models
 from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Report, Step, check_run, need
-from equipoise_lab.bench._layer_models import (
-    CONTENDERS,
-    MEMORY,
-    LayerSize,
-    build_dense,
-    build_gated,
-    build_moe,
-    build_peer,
-    difference,
-    plain_step,
-    routing_step,
-    training_step,
-)
+from equipoise_lab.bench._layer_models import CONTENDERS, MEMORY, LayerSize
 from equipoise_lab.bench._probes import LAYER_MEMORY, ask
-from equipoise_lab.bench._verdicts import (
-    Verdict,
-    figures_of,
-    judge,
-    limit_table,
-    ratio,
-    ratio_text,
-    record_of,
-    worst_of,
-)
+from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio, ratio_text, record_of, worst_of
 
 # The size that limits are stated for, and the limits.
 LIMIT_SIZE = LayerSize(tokens=8192, dim=512, hidden_dim=2048, num_experts=16)
@@ -98,19 +78,19 @@ def layer_steps(bench: LayerBench) -> list[Step]:
 def _contenders(bench: LayerBench, threads: int) -> Measurement:
     """Times a training step of each contender and of the dense layer, in turns."""
     x, grad = _batch(bench)
-    calls = {"dense": partial(plain_step, build_dense(bench.size), x, grad)}
+    calls = {"dense": partial(models.plain_step, models.named_layer("dense", bench.size, bench.seed), x, grad)}
     for name in CONTENDERS:
-        calls[name] = partial(training_step, build_moe(bench.size, bench.seed, router=name), x, grad)
+        calls[name] = partial(models.training_step, models.build_moe(bench.size, bench.seed, router=name), x, grad)
     return Measurement(repeats=bench.repeats, figures=_timed(bench, threads, calls))
 
 
 def _router_share(bench: LayerBench, threads: int, name: str) -> Measurement:
     """Times the router alone, gate included, forward and backward, beside the layer that it is part of."""
     x, grad = _batch(bench)
-    layer = build_moe(bench.size, bench.seed, router=name)
+    layer = models.build_moe(bench.size, bench.seed, router=name)
     # All experts on every token take E times as long: their router is held against a layer of the usual cost.
-    whole = build_moe(bench.size, bench.seed, router="switch") if name == "dense" else layer
-    calls = {"router": partial(routing_step, layer, x), "layer": partial(training_step, whole, x, grad)}
+    whole = models.build_moe(bench.size, bench.seed, router="switch") if name == "dense" else layer
+    calls = {"router": partial(models.routing_step, layer, x), "layer": partial(models.training_step, whole, x, grad)}
     return Measurement(repeats=bench.repeats, figures=_timed(bench, threads, calls))
 
 
@@ -118,20 +98,19 @@ def _peers(bench: LayerBench, threads: int, k: int) -> Measurement:
     """Times `topk` and the peer's block with the same parameters, in each of its modes that can run."""
     need("transformers", "transformers")
     x, grad = _batch(bench)
-    ours = build_gated(bench.size, bench.seed, k)
+    ours = models.named_layer(f"topk-{k}", bench.size, bench.seed)
     copied = math.prod((bench.size.tokens, k, 3, bench.size.hidden_dim, bench.size.dim, 4))
-    blocks = {m: build_peer(ours, m) for m in PEER_MODES if m != "batched_mm" or copied <= _PEER_BYTES}
-    calls = {name: partial(plain_step, layer, x, grad) for name, layer in {"ours": ours, **blocks}.items()}
+    blocks = {m: models.build_peer(ours, m) for m in PEER_MODES if m != "batched_mm" or copied <= _PEER_BYTES}
+    calls = {name: partial(models.plain_step, layer, x, grad) for name, layer in {"ours": ours, **blocks}.items()}
     figures = _timed(bench, threads, calls)
-    figures["difference"] = max(difference(ours, block, x) for block in blocks.values())
+    figures["difference"] = max(models.difference(ours, block, x) for block in blocks.values())
     note = "" if len(blocks) == len(PEER_MODES) else f"batched_mm would copy {copied / 1e9:.0f} GB"
     return Measurement(repeats=bench.repeats, figures=figures, note=note)
 
 
 def _timed(bench: LayerBench, threads: int, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Times calls in turns: the best of each, which counts, and the median, which tells how quiet the machine was."""
-    with num_threads(threads):
-        timings = best_in_turns(calls, bench.repeats)
+    timings = best_in_turns(calls, bench.repeats, threads=threads)
     best = {name: timing.seconds for name, timing in timings.items()}
     return best | {name + MEDIAN: statistics.median(timing.times) for name, timing in timings.items()}
 
@@ -170,7 +149,7 @@ def layer_ratios(bench: LayerBench, records: Records, threads: int) -> dict[str,
 
 def _figures(records: Records, threads: int, what: str, *, median: bool = False) -> dict[str, float]:
     """The figures of a measurement: the best times and whatever else there is, or the medians under the same names."""
-    found = figures_of(records, f"{threads} threads/{what}")
+    found = record_of(records, f"{threads} threads/{what}").measured
     return {name.removesuffix(MEDIAN): x for name, x in found.items() if name.endswith(MEDIAN) == median}
 
 
@@ -183,7 +162,7 @@ def times_dense_memory(records: Records, name: str, *, parameters: bool = False)
 
     The parameters count on request only: the sparse layer has E times as many, so they blur the view.
     """
-    found = [figures_of(records, f"memory {which}") for which in (name, MEMORY[name])]
+    found = [record_of(records, f"memory {which}").measured for which in (name, MEMORY[name])]
     if not all(found):
         return None
     ours, dense = (figures["bytes"] + (figures["parameters"] if parameters else 0.0) for figures in found)
@@ -275,7 +254,7 @@ def _memory_table(records: Records, memory: Mapping[str, float | None], whole: M
     headings = ("rise of the peak", "dense of the same\nactive size", "ratio", "with parameters")
     table = new_table("Memory of a training step beyond the parameters, gradients included", ["layer"], headings)
     for name, dense in MEMORY.items():
-        sizes = [figures_of(records, f"memory {which}").get("bytes") for which in (name, dense)]
+        sizes = [record_of(records, f"memory {which}").measured.get("bytes") for which in (name, dense)]
         cells = ["-" if size is None else f"{size / 1e6:.0f} MB" for size in sizes]
         with_parameters = "-" if whole[name] is None else f"{whole[name]:.2f}"
         table.add_row(name, *cells, ratio_text(memory[name], ".3f", MEMORY_LIMIT), with_parameters)

@@ -23,18 +23,8 @@ from equipoise.balancing import Balanced, ConvergenceWarning, sinkhorn
 from equipoise_lab._style import add_grid, name_ticks, new_figure, plot_known
 from equipoise_lab._tables import format_seconds, name_size, name_threads, new_table
 from equipoise_lab._timing import best_of, best_of_each, num_threads
-from equipoise_lab.bench._benchmark import (
-    Benchmark,
-    Measurement,
-    Records,
-    Report,
-    Size,
-    Step,
-    check_run,
-    need,
-    over_budget,
-)
-from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio, ratio_text, record_of
+from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Report, Size, Step, check_run, need
+from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, over_budget, ratio, ratio_text, record_of
 
 CAPACITY_FACTOR = 1.25
 # Multiples of torch.softmax on the same matrix, by standard deviation of the logits, at this size.

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise_lab._tables import format_seconds, new_table
-from equipoise_lab.bench._benchmark import Measurement, Records
+from equipoise_lab.bench._benchmark import Measurement, Records, Size
 
 _WORDS = {True: ("pass", "green"), False: ("FAIL", "bold red")}
 
@@ -18,15 +18,30 @@ def record_of(records: Records, key: str) -> Measurement:
     return records.get(key, Measurement(status="skipped", note="not measured"))
 
 
-def figures_of(records: Records, key: str) -> dict[str, float]:
-    """The figures of a measurement; none where it was not made, or failed."""
-    record = record_of(records, key)
-    return record.figures if record.status == "measured" else {}
-
-
 def ratio(figure: float | None, other: float | None) -> float | None:
     """Divides a figure by another, where both were measured."""
     return figure / other if figure is not None and other else None
+
+
+def over_budget(
+    budget: float, keys: Mapping[Size, str], size: Size, growth: tuple[float, float], records: Records
+) -> str:
+    """Says that a call would take too long, if the last smaller size that was measured suggests it.
+
+    Args:
+        budget: seconds that one call may take.
+        keys: of the measurements, by size n x k, in order.
+        size: one of them.
+        growth: exponents of n and k in what time is proportional to.
+        records: what was measured.
+    """
+    expected = 0.0
+    for (n, k), key in keys.items():
+        if (n, k) == size:
+            break
+        if (seconds := record_of(records, key).seconds) is not None:
+            expected = seconds * (size[0] / n) ** growth[0] * (size[1] / k) ** growth[1]
+    return f"about {expected:,.1f} s expected, budget {budget:g} s" if expected > budget else ""
 
 
 @dataclass(frozen=True, slots=True)

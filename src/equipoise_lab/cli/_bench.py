@@ -55,7 +55,7 @@ def assign(
     `equipoise bench assign --family rank-2 --out out/rank-2`.
     """
     changes = {"family": family, "repeats": repeats, "seed": seed, "budget": budget}
-    _run("assign", grid, out, resume, cores=threads, threads=threads, **changes)
+    _run("assign", grid, out, resume, threads, threads=threads, **changes)
 
 
 def sinkhorn(
@@ -85,7 +85,7 @@ def sinkhorn(
     For a quick look: `equipoise bench sinkhorn --grid quick`.
     """
     changes = {"repeats": repeats, "seed": seed, "budget": budget}
-    _run("sinkhorn", grid, out, resume, cores=threads, threads=threads, **changes)
+    _run("sinkhorn", grid, out, resume, threads, threads=threads, **changes)
 
 
 def layer(
@@ -116,7 +116,7 @@ def layer(
     For a quick look: `equipoise bench layer --grid quick`.
     """
     wanted = tuple(threads) if threads else _LAYER_THREADS
-    _run("layer", grid, out, resume, cores=max(wanted), threads=wanted, repeats=repeats, seed=seed)
+    _run("layer", grid, out, resume, max(wanted), threads=wanted, repeats=repeats, seed=seed)
 
 
 def scale(
@@ -144,8 +144,8 @@ def scale(
 
     Writes `bench-scale.json`, `bench-scale.svg` and `bench-scale.png`.
     """
-    chosen = {"ranks": tuple(ranks) if ranks else None, "rows": rows, "experts": experts, "repeats": repeats}
-    _run("scale", grid, out, resume, **chosen, latency=latency, bandwidth=bandwidth, flops=flops, seed=seed)
+    sizes = {"ranks": tuple(ranks) if ranks else None, "rows": rows, "experts": experts, "repeats": repeats}
+    _run("scale", grid, out, resume, 1, **sizes, latency=latency, bandwidth=bandwidth, flops=flops, seed=seed)
 
 
 def balance(
@@ -173,10 +173,10 @@ def balance(
 
     For a quick look: `equipoise bench balance --grid quick`.
     """
-    _run("balance", grid, out, resume, cores=threads, trials=trials, seed=seed)
+    _run("balance", grid, out, resume, threads, trials=trials, seed=seed)
 
 
-def _run(name: str, grid: str, out: Path, resume: bool, *, cores: int = 1, **changes: Any) -> None:
+def _run(name: str, grid: str, out: Path, resume: bool, cores: int, /, **changes: Any) -> None:
     """Measures, prints the tables, writes the files.
 
     The options are those of the grid, with changes; None leaves what the grid says.

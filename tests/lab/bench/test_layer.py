@@ -13,7 +13,7 @@ from equipoise.nn import ROUTERS
 from equipoise_lab.bench import BENCHMARKS, Log, Measurement
 from equipoise_lab.bench import _layer as layer_module
 from equipoise_lab.bench._layer import layer_steps, layer_verdicts, times_dense_memory
-from equipoise_lab.bench._layer_models import MEMORY, LayerSize, build_dense, build_moe, named_layer
+from equipoise_lab.bench._layer_models import MEMORY, LayerSize, build_moe, named_layer
 from equipoise_lab.bench._probes import LAYER_MEMORY, ask
 from equipoise_lab.cli import main
 
@@ -164,7 +164,7 @@ def test_parameters_depend_on_the_seed_alone() -> None:
     first, second, other = (build_moe(SIZE, seed, router="topk").experts.up for seed in (0, 0, 1))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
-    assert build_dense(SIZE)(torch.zeros(2, 8)).shape == (2, 8)
+    assert named_layer("dense", SIZE, 0)(torch.zeros(2, 8)).shape == (2, 8)
 
 
 @pytest.mark.parametrize(
