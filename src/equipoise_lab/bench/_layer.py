@@ -200,9 +200,26 @@ def layer_verdicts(bench: LayerBench, records: Records) -> list[Verdict]:
 
 
 def _report(bench: LayerBench, records: Records) -> Report:
-    """Tables of layers, routers, peers, memory and limits; their ratios and verdicts for the file."""
-    size, verdicts = bench.size, layer_verdicts(bench, records)
+    verdicts = layer_verdicts(bench, records)
     ratios = {threads: layer_ratios(bench, records, threads) for threads in bench.threads}
+    memory, whole = ({n: times_dense_memory(records, n, parameters=p) for n in MEMORY} for p in (False, True))
+    summary = {
+        "ratios": [{"threads": threads, **found} for threads, found in ratios.items()],
+        "times_dense_memory": memory,
+        "times_dense_memory_with_parameters": whole,
+        "verdicts": [asdict(verdict) for verdict in verdicts],
+    }
+    tables = _time_tables(bench, records, ratios)
+    tables += [_memory_table(records, memory, whole)] if bench.memory else []
+    tables += [limit_table(verdicts, title="Limits, for the best of the rounds", notes=True)]
+    return Report(summary=summary, tables=tables, figure=_draw(bench, records))
+
+
+def _time_tables(
+    bench: LayerBench, records: Records, ratios: Mapping[int, Mapping[str, Mapping[str, float | None]]]
+) -> list[Table]:
+    """Layers, routers, peers."""
+    size = bench.size
     layers = new_table(
         f"Forward and backward, {size.tokens:,} tokens, dim {size.dim}, hidden {size.hidden_dim:,}, "
         f"{size.num_experts} experts, float32, best of {bench.repeats}",
@@ -227,27 +244,16 @@ def _report(bench: LayerBench, records: Records) -> Report:
             times = [format_seconds(record.figures.get(who)) for who in ("ours", *PEER_MODES)]
             share = ratio_text(times_peer, ".3f", LIMITS["times_transformers"])
             peers.add_row(str(threads), k, *times, share, f"{record.figures['difference']:.0e}")
-    routers = new_table(
-        "Routers, gate included, forward and backward, and their share of the layer",
-        ["router"],
-        [f"{what}\n{name_threads(threads)}" for threads in bench.threads for what in ("router", "share")],
-    )
+    headings = [f"{what}\n{name_threads(threads)}" for threads in bench.threads for what in ("router", "share")]
+    title = "Routers, gate included, forward and backward, and their share of the layer"
+    routers = new_table(title, ["router"], headings)
     for name in bench.routers:
         cells: list[str | Text] = []
         for threads, found in ratios.items():
             cells.append(format_seconds(_figures(records, threads, f"router {name}").get("router")))
             cells.append(ratio_text(found["router_share"][name], ".1%", LIMITS["router_share"]))
         routers.add_row(name, *cells)
-    memory, whole = ({n: times_dense_memory(records, n, parameters=p) for n in MEMORY} for p in (False, True))
-    tables = [layers, routers, peers, *([_memory_table(records, memory, whole)] if bench.memory else [])]
-    summary = {
-        "ratios": [{"threads": threads, **found} for threads, found in ratios.items()],
-        "times_dense_memory": memory,
-        "times_dense_memory_with_parameters": whole,
-        "verdicts": [asdict(verdict) for verdict in verdicts],
-    }
-    limits = limit_table(verdicts, title="Limits, for the best of the rounds", notes=True)
-    return Report(summary=summary, tables=[*tables, limits], figure=_draw(bench, records))
+    return [layers, routers, peers]
 
 
 def _memory_table(records: Records, memory: Mapping[str, float | None], whole: Mapping[str, float | None]) -> Table:

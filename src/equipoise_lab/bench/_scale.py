@@ -21,9 +21,10 @@ from equipoise._core import check_at_least, check_positive, check_seed
 from equipoise_lab._style import add_grid, new_figure
 from equipoise_lab._tables import new_table
 from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Report, Step
-from equipoise_lab.bench._scale_model import Layer, Machine, predict
+from equipoise_lab.bench._scale_model import Cost, Layer, Machine, predict
 from equipoise_lab.bench._verdicts import record_of
 
+_Measured = Mapping[int, Mapping[str, float]]  # figures by the number of ranks
 _PATIENCE_SECONDS = 600
 FAR = tuple(2**power for power in range(3, 13))
 """Ranks that are computed: 4,096 tokens each, 16.8 million a step on 4,096 ranks."""
@@ -93,8 +94,9 @@ def _run_ranks(bench: ScaleBench, size: int) -> Measurement:
         folder, options = Path(name), (str(size), name, json.dumps(asdict(bench)))
         with (folder / "log").open("w") as log:
             command = [sys.executable, "-m", "equipoise_lab.bench._scale_rank"]
-            start = partial(subprocess.Popen[bytes], stderr=log, env=environment)
-            processes = [start([*command, str(rank), *options]) for rank in range(size)]
+            processes = [
+                subprocess.Popen([*command, str(rank), *options], stderr=log, env=environment) for rank in range(size)
+            ]
             codes = [process.wait(_PATIENCE_SECONDS) for process in processes]
         if any(codes):
             return Measurement(status="failed", note=(folder / "log").read_text().strip()[-500:])
@@ -153,6 +155,13 @@ def _report(bench: ScaleBench, records: Records) -> Report:
         },
         "global is the bottleneck from ranks": next((s for s in FAR if whole[s].solver_share > BOTTLENECK), None),
     }
+    return Report(summary=summary, tables=_tables(bench, measured, checked, local, whole), figure=_draw(local, whole))
+
+
+def _tables(
+    bench: ScaleBench, measured: _Measured, checked: _Measured, local: Mapping[int, Cost], whole: Mapping[int, Cost]
+) -> list[Table]:
+    """Traffic, times and values as measured, then what was computed."""
     # Bytes for a token, messages for a rank.
     traffic = {
         size: [figure / bench.rows if "bytes" in name else figure for name, figure in figures.items()]
@@ -160,25 +169,21 @@ def _report(bench: ScaleBench, records: Records) -> Report:
     }
     times = {size: [1e3 * figures[key] for key in _TIMES.values()] for size, figures in measured.items()}
     values = {size: [f"{figures[key]:.3f}" for key in _VALUE_KEYS] for size, figures in measured.items()}
-    parts = {
-        "experts": [cost.compute for cost in local.values()],
-        "exchange": [cost.exchange for cost in local.values()],
-        "assignment of own rows": [cost.solver for cost in local.values()],
-        "assignment of all rows": [cost.solver for cost in whole.values()],
+    far = {
+        size: (
+            *(1e3 * seconds for seconds in (cost.compute, cost.exchange, cost.solver, whole[size].solver)),
+            *(f"{whole[size].solver_share:.0%}", f"{whole[size].contested:,.0f}"),
+        )
+        for size, cost in local.items()
     }
-    far: dict[int, list[str | float]] = {
-        size: [*(1e3 * s for s in seconds), f"{whole[size].solver_share:.0%}", f"{whole[size].contested:,.0f}"]
-        for size, *seconds in zip(FAR, *parts.values(), strict=True)
-    }
-    network = f"{there.latency * 1e6:.0f} us a message, {there.bandwidth / 1e9:.0f} GB/s, ms a layer"
     cores = f"on {os.cpu_count()} cores (more processes than cores share them)"
-    tables = [
+    network = f"{bench.latency * 1e6:.0f} us a message, {bench.bandwidth / 1e9:.0f} GB/s, ms a layer"
+    return [
         _table("Measured and computed: a layer's forward and backward pass, for one rank", _TRAFFIC, traffic),
         _table(f"Measured, ms, {cores}", _TIMES, times),
         _table("Measured: value a row of Gumbel-perturbed logits", _VALUES, values),
         _table(f"Computed: 4,096 tokens a rank, 256 experts, dim 4,096, {network}", _FAR, far),
     ]
-    return Report(summary=summary, tables=tables, figure=_draw(parts))
 
 
 def _table(title: str, columns: Iterable[str], rows: Mapping[int, Sequence[str | float | int]]) -> Table:
@@ -189,8 +194,14 @@ def _table(title: str, columns: Iterable[str], rows: Mapping[int, Sequence[str |
     return table
 
 
-def _draw(parts: Mapping[str, Sequence[float]]) -> Figure:
+def _draw(local: Mapping[int, Cost], whole: Mapping[int, Cost]) -> Figure:
     """Draws the computed time of each part against the ranks."""
+    parts = {
+        "experts": [cost.compute for cost in local.values()],
+        "exchange": [cost.exchange for cost in local.values()],
+        "assignment of own rows": [cost.solver for cost in local.values()],
+        "assignment of all rows": [cost.solver for cost in whole.values()],
+    }
     figure = new_figure(5.5, 3.4)
     axes = figure.subplots()
     add_grid(axes)
