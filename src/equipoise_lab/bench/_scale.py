@@ -17,10 +17,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from equipoise._core import check_at_least, check_positive, check_seed
+from equipoise._core import check_at_least, check_positive
 from equipoise_lab._style import add_grid, new_figure
 from equipoise_lab._tables import new_table
-from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Report, Step
+from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Report, Step, check_run
 from equipoise_lab.bench._scale_model import Cost, Layer, Machine, predict
 from equipoise_lab.bench._verdicts import record_of
 
@@ -64,22 +64,17 @@ class ScaleBench:
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
-        for name in ("rows", "experts", "dim", "hidden", "repeats"):
+        check_run(self)
+        for name in ("rows", "experts", "dim", "hidden"):
             check_at_least(name, getattr(self, name), 1)
         for name in ("latency", "bandwidth", "flops"):
             check_positive(name, getattr(self, name))
-        check_seed("seed", self.seed)
         for size in self.ranks:
             check_at_least("ranks", size, 1)
             if self.experts % size:
                 raise ValueError(
                     f"experts must be a multiple of every number of ranks, got {self.experts} and {size}: raise it"
                 )
-
-    def layer(self, ranks: int) -> Layer:
-        """Returns the sizes of the layer that is measured, on so many ranks."""
-        sizes = {name: getattr(self, name) for name in ("rows", "experts", "dim", "hidden")}
-        return Layer(ranks=ranks, top_k=1, width=4, **sizes)
 
 
 def scale_steps(bench: ScaleBench) -> list[Step]:
@@ -128,7 +123,8 @@ def _report(bench: ScaleBench, records: Records) -> Report:
     # four bytes is read at 1 TB/s.
     assumed = {name: getattr(bench, name) for name in ("latency", "bandwidth", "flops")}
     there = replace(here, **assumed, pass_seconds=4.0 / 1e12)
-    costs = {size: predict(bench.layer(size), here, scope="local", equal=True) for size in measured}
+    near = Layer(ranks=1, rows=bench.rows, experts=bench.experts, top_k=1, dim=bench.dim, hidden=bench.hidden, width=4)
+    costs = {size: predict(replace(near, ranks=size), here, scope="local", equal=True) for size in measured}
     local, whole = (
         {size: predict(replace(_FAR_LAYER, ranks=size), there, scope=scope, equal=scope == "local") for size in FAR}
         for scope in ("local", "global")

@@ -22,7 +22,7 @@ from equipoise._core import check_positive
 from equipoise.balancing import Balanced, ConvergenceWarning, sinkhorn
 from equipoise_lab._style import add_grid, name_ticks, new_figure, plot_known
 from equipoise_lab._tables import format_seconds, name_size, name_threads, new_table
-from equipoise_lab._timing import best_of, best_of_each, num_threads
+from equipoise_lab._timing import best_in_turns, best_of
 from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Report, Size, Step, check_run, need
 from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, over_budget, ratio, ratio_text, record_of
 
@@ -99,12 +99,12 @@ def _measure_ours(bench: SinkhornBench, size: Size, deviation: float) -> Measure
         "slack": lambda: sinkhorn(popular, capacity, tolerance=bench.tolerance),
         "backward": with_backward,
     }
-    with num_threads(bench.threads), warnings.catch_warnings():
+    with warnings.catch_warnings():
         # Whether it converged is among the figures.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        seconds = best_of_each(calls, bench.repeats)
-        balanced: Balanced = calls["tight"]()
-    error = _column_error(balanced.log_p.double().exp())
+        timings = best_in_turns(calls, bench.repeats, threads=bench.threads)
+    balanced: Balanced = timings["tight"].result
+    error, seconds = _column_error(balanced.log_p.double().exp()), {name: t.seconds for name, t in timings.items()}
     figures = {**seconds, "iterations": float(balanced.iterations), "error": error}
     if error > 2 * bench.tolerance or not bool(balanced.converged):
         return Measurement(status="failed", figures=figures, note=f"relative column error {error:.1e}")
