@@ -4,8 +4,8 @@
 import gc
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,8 @@ _PATIENCE = 3.0
 class Timing:
     """The times of a call and what the call returned."""
 
-    times: tuple[
-        float, ...
-    ]  # seconds of one call, in each repetition; fewer than asked for where it outlasts the budget
+    # Seconds of one call, in each repetition; fewer than asked for where it outlasts the budget.
+    times: tuple[float, ...]
     result: Any  # what the last call returned
 
     @property
@@ -37,18 +36,30 @@ class Timing:
         return len(self.times)
 
 
-def best_of(call: Callable[[], Any], repeats: int, *, budget: float) -> Timing:
+def best_of(call: Callable[[], Any], repeats: int, *, budget: float, threads: int | None = None) -> Timing:
     """Times one call; see `best_in_turns`.
 
     Example:
         >>> best_of(lambda: 3, repeats=2, budget=1.0).result
         3
     """
-    return best_in_turns({"call": call}, repeats, budget=budget)["call"]
+    return best_in_turns({"call": call}, repeats, budget=budget, threads=threads)["call"]
+
+
+def best_of_each(
+    calls: Mapping[str, Callable[[], Any]], repeats: int, *, threads: int | None = None
+) -> dict[str, float]:
+    """The best time of each of several calls in turns, in seconds, however long that takes.
+
+    Example:
+        >>> sorted(best_of_each({"a": lambda: 1, "b": lambda: 2}, repeats=1))
+        ['a', 'b']
+    """
+    return {name: timing.seconds for name, timing in best_in_turns(calls, repeats, threads=threads).items()}
 
 
 def best_in_turns(
-    calls: Mapping[str, Callable[[], Any]], repeats: int, *, budget: float = math.inf
+    calls: Mapping[str, Callable[[], Any]], repeats: int, *, budget: float = math.inf, threads: int | None = None
 ) -> dict[str, Timing]:
     """Times calls that are to be compared. They take turns, so that drift of the machine meets all.
 
@@ -59,16 +70,23 @@ def best_in_turns(
         calls: what to time, by name.
         repeats: rounds; in each, every call is repeated for at least 20 ms.
         budget: seconds that a call may take to be in every round.
+        threads: of torch and of our solvers meanwhile; None leaves them.
 
     Example:
         >>> [timing.result for timing in best_in_turns({"a": lambda: 1, "b": lambda: 2}, 1).values()]
         [1, 2]
     """
-    with _no_collection():
-        runs = {name: _Run(call, budget) for name, call in calls.items()}
-        for _ in range(repeats):
-            for run in runs.values():
-                run.repeat()
+    enabled = gc.isenabled()
+    gc.disable()  # its pauses belong to no call
+    try:
+        with nullcontext() if threads is None else num_threads(threads):
+            runs = {name: _Run(call, budget) for name, call in calls.items()}
+            for _ in range(repeats):
+                for run in runs.values():
+                    run.repeat()
+    finally:
+        if enabled:
+            gc.enable()
     return {name: Timing(times=tuple(run.times), result=run.result) for name, run in runs.items()}
 
 
@@ -77,7 +95,7 @@ class _Run:
 
     def __init__(self, call: Callable[[], Any], budget: float) -> None:
         self.call, self.spent = call, 0.0
-        (first, _), (second, self.result) = _mean_seconds(call, 1), _mean_seconds(call, 1)
+        first, second = self._mean_seconds(1), self._mean_seconds(1)
         slow = min(first, second) > budget
         self.times = [first, second] if slow else []
         self.patience = 0.0 if slow else _PATIENCE * budget
@@ -85,38 +103,15 @@ class _Run:
 
     def repeat(self) -> None:
         """Makes one repetition, if time is left."""
-        if self.times and self.spent >= self.patience:
-            return
-        seconds, self.result = _mean_seconds(self.call, self.loops)
-        self.times.append(seconds)
-        self.spent += self.loops * seconds
+        if not self.times or self.spent < self.patience:
+            self.times.append(self._mean_seconds(self.loops))
+            self.spent += self.loops * self.times[-1]
 
-
-def best_of_each(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """The best time of each of several calls in turns, in seconds, however long that takes.
-
-    Example:
-        >>> sorted(best_of_each({"a": lambda: 1, "b": lambda: 2}, repeats=1))
-        ['a', 'b']
-    """
-    return {name: timing.seconds for name, timing in best_in_turns(calls, repeats).items()}
-
-
-def _mean_seconds(call: Callable[[], Any], loops: int) -> tuple[float, Any]:
-    result = None
-    start = time.perf_counter()
-    for _ in range(loops):
-        result = call()
-    return (time.perf_counter() - start) / loops, result
-
-
-@contextmanager
-def _no_collection() -> Generator[None]:
-    """Keeps the garbage collector, whose pauses belong to no call, out of the way."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    def _mean_seconds(self, loops: int) -> float:
+        call, result = self.call, None
+        start = time.perf_counter()
+        for _ in range(loops):
+            result = call()
+        seconds = time.perf_counter() - start
+        self.result = result
+        return seconds / loops

@@ -69,18 +69,12 @@ def prepare(run: Audit) -> dict[str, Strategy]:
     for option, value, has in (("eps", run.eps, "mixes"), ("solves", run.solves, "averages")):
         if value is not None and not any(getattr(strategy, has, False) for strategy in found.values()):
             raise ValueError(f"{option} must be left out where no strategy {has}, got {value}: add one that does")
-    strategies = {name: _with_options(strategy, run) for name, strategy in found.items()}
-    for strategy in strategies.values():
-        check_strategy(strategy, run)
-    return strategies
-
-
-def _with_options(strategy: Strategy, run: Audit) -> Strategy:
-    if not isinstance(strategy, WeightedSampler):
-        return strategy
-    return strategy.with_options(
-        eps=run.eps if strategy.mixes else None, solves=run.solves if strategy.averages else None
-    )
+    for name, strategy in found.items():
+        if isinstance(strategy, WeightedSampler):
+            eps, solves = run.eps if strategy.mixes else None, run.solves if strategy.averages else None
+            found[name] = strategy.with_options(eps=eps, solves=solves)
+        check_strategy(found[name], run)
+    return found
 
 
 def measure(

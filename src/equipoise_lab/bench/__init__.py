@@ -6,6 +6,7 @@ from equipoise_lab.bench._balance import BALANCE
 from equipoise_lab.bench._benchmark import Benchmark as Benchmark
 from equipoise_lab.bench._benchmark import Log as Log
 from equipoise_lab.bench._benchmark import Measurement as Measurement
+from equipoise_lab.bench._benchmark import Report as Report
 from equipoise_lab.bench._benchmark import Step as Step
 from equipoise_lab.bench._layer import LAYER
 from equipoise_lab.bench._scale import SCALE

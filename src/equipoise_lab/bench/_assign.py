@@ -1,42 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The assignment benchmark: its options and limits, and the steps that time every solver and every family.
+"""The assignment benchmark: its options and limits, and the steps that time solvers and families.
 
-Legend: n rows (datapoints), k columns (experts).
+Legend: n rows (datapoints), k columns (experts), K experts a row.
 """
 
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 import equipoise as eq
 from equipoise._core import check_one_of
 from equipoise_lab._tables import name_size
-from equipoise_lab._timing import best_in_turns, num_threads
-from equipoise_lab.bench._benchmark import Measurement, Size, Step, check_run, need, over_budget
+from equipoise_lab._timing import Timing, best_in_turns
+from equipoise_lab.bench._benchmark import Measurement, Size, Step, check_run, need
 from equipoise_lab.bench._families import FAMILIES, draw_scores
-from equipoise_lab.bench._solvers import OURS, SOLVERS, Solver
+from equipoise_lab.bench._solvers import FLOW, OURS, SOLVERS, Solver, prepare_flow
+from equipoise_lab.bench._verdicts import over_budget
 
-# At least so many times faster than the better peer (None: no limit), and at most so many times torch.argmax.
-SIZE_LIMITS: Mapping[Size, tuple[float | None, float]] = {
-    (4096, 16): (25.0, 4.5),
-    (4096, 64): (25.0, 4.5),
-    (16384, 64): (100.0, 2.5),
-    (65536, 64): (None, 2.2),
-    (65536, 256): (None, 2.0),
-}
-# With K experts a row, at every size: the same against OR-tools and torch.topk.
-SEVERAL_LIMIT = (30.0, 5.0)
-# Any family, tight or with slack, in multiples of torch.argmax at the robust size.
-FAMILY_LIMIT = 60.0
-# An exact result has a gap of at most this, relative to the larger of |value| and the largest finite |score|.
-GAP_LIMIT = 1e-9
+Several = tuple[int, int, int]  # n, k, K
 CAPACITY_FACTOR = 1.25
 
 
@@ -46,7 +34,7 @@ class AssignBench:
 
     sizes: tuple[Size, ...]  # problems n x k in order: a solver skips what earlier ones show to exceed the budget
     robust_size: Size  # the problem at which every family is tried
-    several: tuple[tuple[int, int, int], ...]  # problems n x k with K experts a row
+    several: tuple[Several, ...]  # problems n x k with K experts a row
     behaviours: tuple[str, ...]  # names of the further checks (threads, memory, start-up, ...) to run
     family: str = "popular"  # of the score matrices of the sizes
     threads: int = 1  # for torch and for us; the peers use one
@@ -64,53 +52,37 @@ class AssignBench:
         """Whether the limits apply: they are stated for experts of unequal popularity and one thread."""
         return self.family == "popular" and self.threads == 1
 
-
-_FULL = AssignBench(
-    sizes=(
-        *((1024, 64), (2048, 64), (4096, 16), (4096, 64), (8192, 64)),
-        *((16384, 64), (32768, 64), (65536, 64), (65536, 256), (262144, 64)),
-    ),
-    robust_size=(16384, 64),
-    several=((16384, 64, 2), (16384, 64, 8), (65536, 128, 2), (65536, 128, 8)),
-    behaviours=("growth", "batch", "warm-start", "threads", "memory", "first-call", "import"),
-)
-ASSIGN_RECIPES = {
-    "full": _FULL,
-    "quick": replace(
-        _FULL,
-        sizes=((1024, 64), (4096, 16), (4096, 64), (16384, 64)),
-        several=((16384, 64, 2), (16384, 64, 8)),
-        behaviours=("batch", "first-call", "import"),
-        budget=2.0,
-    ),
-}
+    def time(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Timing]:
+        """Times calls in turns, with the options of the run."""
+        return best_in_turns(calls, self.repeats, budget=self.budget, threads=self.threads)
 
 
-def grid_key(size: Size, solver: str) -> str:
-    """Names the measurement of a solver at a size."""
-    return f"grid/{size[0]}x{size[1]}/{solver}"
+def grid_key(point: Size | Several, solver: str) -> str:
+    """Names the measurement of a solver at a size, or with K experts a row."""
+    grid = f"several/{point[0]}x{point[1]}/K{point[2]}" if len(point) == 3 else f"grid/{point[0]}x{point[1]}"
+    return f"{grid}/{solver}"
 
 
-def family_key(family: str) -> str:
-    """Names the measurement of a family."""
-    return f"family/{family}"
+def name_several(point: Several) -> str:
+    """Writes a size and K."""
+    return f"{name_size(point[:2])}, K = {point[2]}"
 
 
-def grid_steps(bench: AssignBench) -> list[Step]:
-    """A step that compiles the kernels (or loads them), one for each size and solver, one for each family."""
-    keys = {solver.name: {size: grid_key(size, solver.name) for size in bench.sizes} for solver in SOLVERS}
-    timed = [
-        Step(
-            keys[solver.name][size],
-            f"{name_size(size)}  {solver.title}",
-            partial(_measure_solver, bench, size, solver),
-            skip=partial(over_budget, bench.budget, keys[solver.name], size, solver.growth),
-        )
-        for size in bench.sizes
-        for solver in SOLVERS
-    ]
-    tried = [Step(family_key(name), f"family {name}", partial(_measure_family, bench, name)) for name in FAMILIES]
-    return [Step("compile", "compile kernels", _compile), *timed, *tried]
+def assign_steps(bench: AssignBench) -> list[Step]:
+    """A step that compiles the kernels (or loads them), one for each size and solver, family, and several experts."""
+    steps = [Step("compile", "compile kernels", _compile)]
+    for size in bench.sizes:
+        for solver in SOLVERS:
+            keys = {each: grid_key(each, solver.name) for each in bench.sizes}
+            skip = partial(over_budget, bench.budget, keys, size, solver.growth)
+            measure = partial(_measure_solver, bench, size, solver)
+            steps.append(Step(keys[size], f"{name_size(size)}  {solver.title}", measure, skip))
+    steps += [Step(f"family/{name}", f"family {name}", partial(_measure_family, bench, name)) for name in FAMILIES]
+    for point in bench.several:
+        floor, flow = (partial(measure, bench, point) for measure in (_measure_topk, _measure_flow))
+        steps.append(Step(grid_key(point, "topk"), f"{name_several(point)}  torch.topk", floor))
+        steps.append(Step(grid_key(point, FLOW.name), f"{name_several(point)}  {FLOW.title}", flow))
+    return steps
 
 
 def _compile() -> Measurement:
@@ -126,14 +98,13 @@ def _measure_solver(bench: AssignBench, size: Size, solver: Solver) -> Measureme
     if solver.package is not None:
         need(solver.package, "peers")
     scores = _problem(bench.family, *size, bench.seed)
-    with num_threads(bench.threads):
-        prepared = solver.prepare(scores)
-        # In turns with ours, which every solver is compared with: the machine may be faster now than a minute ago.
-        calls = {solver.name: prepared.call, OURS: lambda: eq.assign(scores)}
-        timings = best_in_turns(calls, bench.repeats, budget=bench.budget)
+    prepared = solver.prepare(scores)
+    # In turns with ours, which every solver is compared with: the machine may be faster now than a minute ago.
+    timings = bench.time({solver.name: prepared.call, OURS: lambda: eq.assign(scores)})
     timing = timings[solver.name]
     z = prepared.read(timing.result)
-    if solver.role != "floor" and not _is_balanced(z, size):
+    n, k = size
+    if solver.role != "floor" and not bool((torch.bincount(z, minlength=k) == n // k).all()):
         return Measurement(status="failed", seconds=timing.seconds, note="the assignment is not balanced")
     return Measurement(
         seconds=timing.seconds,
@@ -144,34 +115,48 @@ def _measure_solver(bench: AssignBench, size: Size, solver: Solver) -> Measureme
     )
 
 
-def _is_balanced(z: Int[Tensor, " n"], size: Size) -> bool:
-    n, k = size
-    return bool((torch.bincount(z, minlength=k) == n // k).all())
-
-
 def _measure_family(bench: AssignBench, family: str) -> Measurement:
     """Times torch.argmax, the tight problem and the problem with slack, in turns."""
     n, k = bench.robust_size
     scores = draw_scores(family, n, k, bench.seed)
     slack = math.ceil(CAPACITY_FACTOR * n / k)
-    calls: dict[str, Callable[[], Any]] = {
-        "argmax": lambda: torch.argmax(scores, -1),
-        "tight": lambda: eq.assign(scores),
-        "slack": lambda: eq.assign(scores, slack),
-    }
-    with num_threads(bench.threads):
-        timings = best_in_turns(calls, bench.repeats, budget=bench.budget)
-    gaps = {f"{kind}_gap": _relative_gap(scores, timings[kind].result) for kind in ("tight", "slack")}
-    return Measurement(
-        seconds=timings["tight"].seconds,
-        repeats=timings["tight"].repeats,
-        figures={**{name: timing.seconds for name, timing in timings.items()}, **gaps},
-    )
+    ours = partial(eq.assign, scores)
+    timings = bench.time({"argmax": partial(torch.argmax, scores, -1), "tight": ours, "slack": partial(ours, slack)})
+    figures = {name: timing.seconds for name, timing in timings.items()}
+    for kind in ("tight", "slack"):
+        found: eq.Assignment = timings[kind].result
+        figures[f"{kind}_gap"] = float(found.gap) / max(abs(float(found.value)), _largest(scores), 1e-300)
+    return Measurement(seconds=timings["tight"].seconds, repeats=timings["tight"].repeats, figures=figures)
 
 
-def _relative_gap(scores: Float[Tensor, "n k"], result: eq.Assignment) -> float:
-    """The certificate in the units of its limit: relative to the larger of |value| and the largest finite |score|."""
-    return float(result.gap) / max(abs(float(result.value)), _largest(scores), 1e-300)
+def _measure_topk(bench: AssignBench, point: Several) -> Measurement:
+    """Times torch.topk in turns with ours."""
+    n, k, top_k = point
+    scores = draw_scores(bench.family, n, k, bench.seed)
+    calls = {"topk": partial(torch.topk, scores, top_k), "ours": partial(eq.assign, scores, top_k=top_k)}
+    floor, ours = bench.time(calls).values()
+    certificate, figures = float(ours.result.gap), {"ours": ours.seconds}
+    return Measurement(seconds=floor.seconds, repeats=floor.repeats, certificate=certificate, figures=figures)
+
+
+def _measure_flow(bench: AssignBench, point: Several) -> Measurement:
+    """Times one call of OR-tools, however long it takes, between repetitions of ours."""
+    need("ortools", "peers")
+    n, k, top_k = point
+    scores = draw_scores(bench.family, n, k, bench.seed)
+    prepared = prepare_flow(scores, top_k)
+    ours = {"ours": partial(eq.assign, scores, top_k=top_k)}
+    before = bench.time(ours)["ours"]
+    start = time.perf_counter()
+    result = prepared.call()
+    seconds = time.perf_counter() - start
+    after = bench.time(ours)["ours"]
+    z = prepared.read(result).reshape(n, top_k)
+    gap = float(before.result.value - scores.double().gather(1, z).sum()) / n
+    if abs(gap) > top_k * FLOW.relative_tolerance * _largest(scores):
+        return Measurement(status="failed", seconds=seconds, note=f"its value differs from ours by {gap:.1e} a row")
+    figures = {"ours": min(before.seconds, after.seconds), "gap_per_row": gap}
+    return Measurement(seconds=seconds, repeats=1, figures=figures)
 
 
 def _largest(scores: Float[Tensor, "n k"]) -> float:

@@ -5,19 +5,18 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
 
 import equipoise as eq
-from equipoise_lab._timing import best_in_turns, best_of, best_of_each, num_threads
+from equipoise_lab._timing import best_in_turns, best_of_each, num_threads
 from equipoise_lab.bench._assign import AssignBench
-from equipoise_lab.bench._benchmark import Measurement, Step
+from equipoise_lab.bench._benchmark import Measurement
 from equipoise_lab.bench._families import draw_scores
-from equipoise_lab.bench._probes import probe_first_call, probe_import, probe_memory
+from equipoise_lab.bench._probes import FIRST_CALL, IMPORT, MEMORY, ask
 
 _BATCH, _BATCH_ROWS, _BATCH_EXPERTS = 4096, 100, 2
 _GROWTH_ROWS, _GROWTH_EXPERTS = (16384, 262144), 64
@@ -26,8 +25,7 @@ _WARM_PROBLEMS = tuple((n, k, c) for n, k in ((4096, 16), (4096, 64), (16384, 64
 _WARM_ROUNDS = 8  # for each repetition of other measurements
 
 
-@dataclass(frozen=True, slots=True)
-class Behaviour:
+class Behaviour(NamedTuple):
     """What is measured, and its limit: of the seconds where the unit is "s", else of the figure "ratio"."""
 
     measure: Callable[[AssignBench], Measurement]
@@ -36,36 +34,22 @@ class Behaviour:
     unit: str = "x"
 
 
-def behaviour_key(name: str) -> str:
-    """Names the measurement of a behaviour."""
-    return f"behaviour/{name}"
-
-
-def behaviour_steps(bench: AssignBench) -> list[Step]:
-    """One step for each behaviour that the run asks for."""
-    measures = {name: partial(BEHAVIOURS[name].measure, bench) for name in bench.behaviours}
-    return [Step(behaviour_key(name), f"behaviour {name}", measure) for name, measure in measures.items()]
-
-
-def _small_problems(bench: AssignBench) -> Float[Tensor, "batch n k"]:
+def _small_problems(seed: int) -> Float[Tensor, "batch n k"]:
     """The shape of the paper's experiment: thousands of problems with 100 rows and two experts."""
-    flat = draw_scores("gumbel", _BATCH * _BATCH_ROWS, _BATCH_EXPERTS, bench.seed)
+    flat = draw_scores("gumbel", _BATCH * _BATCH_ROWS, _BATCH_EXPERTS, seed)
     return flat.reshape(_BATCH, _BATCH_ROWS, _BATCH_EXPERTS)
 
 
 def _growth(bench: AssignBench) -> Measurement:
     scores = {n: draw_scores("gumbel", n, _GROWTH_EXPERTS, bench.seed) for n in _GROWTH_ROWS}
-    calls: dict[str, Callable[[], Any]] = {str(n): partial(eq.assign, scores[n]) for n in _GROWTH_ROWS}
-    with num_threads(bench.threads):
-        seconds = best_of_each(calls, bench.repeats)
+    calls = {str(n): partial(eq.assign, scores[n]) for n in scores}
+    seconds = best_of_each(calls, bench.repeats, threads=bench.threads)
     few, many = (seconds[str(n)] / n for n in _GROWTH_ROWS)
     return Measurement(repeats=bench.repeats, figures={**seconds, "ratio": many / few})
 
 
 def _batch(bench: AssignBench) -> Measurement:
-    scores = _small_problems(bench)
-    with num_threads(bench.threads):
-        timing = best_of(lambda: eq.assign(scores), bench.repeats, budget=bench.budget)
+    timing = bench.time({"batch": partial(eq.assign, _small_problems(bench.seed))})["batch"]
     return Measurement(seconds=timing.seconds, repeats=timing.repeats)
 
 
@@ -79,13 +63,14 @@ def _warm_start(bench: AssignBench) -> Measurement:
             logits + draw_scores("gumbel", n, k, seed) - draw_scores("logits", n, k, seed)
             for seed in (bench.seed + 1, bench.seed + 2)
         )
+        cold = partial(eq.assign, scores, capacity)
+        # One after the other, which differ by little; a cold call twice, to know by how little.
+        calls = {"cold": cold, "warm": partial(cold, prices=eq.assign(previous, capacity).prices), "again": cold}
+        timings = best_in_turns(calls, _WARM_ROUNDS * bench.repeats, threads=bench.threads)
         label = f"{n}x{k}, capacity {capacity}"
-        with num_threads(bench.threads):
-            prices = eq.assign(previous, capacity).prices
-            times = _cold_and_warm(scores, capacity, prices, _WARM_ROUNDS * bench.repeats)
-        figures |= {f"cold {label}": min(times["cold"]), f"warm {label}": min(times["warm"])}
-        ratios[label] = _median_ratio(times["warm"], times["cold"])
-        doubts.append(abs(_median_ratio(times["again"], times["cold"]) - 1.0))
+        figures |= {f"{name} {label}": timings[name].seconds for name in ("cold", "warm")}
+        ratios[label] = _median_ratio(timings["warm"].times, timings["cold"].times)
+        doubts.append(abs(_median_ratio(timings["again"].times, timings["cold"].times) - 1.0))
     worst = max(ratios, key=ratios.__getitem__)
     figures |= {"ratio": ratios[worst], "resolution": max(doubts)}
     note = (
@@ -95,15 +80,6 @@ def _warm_start(bench: AssignBench) -> Measurement:
     return Measurement(repeats=bench.repeats, figures=figures, note=note)
 
 
-def _cold_and_warm(
-    scores: Float[Tensor, "n k"], capacity: int, prices: Float[Tensor, " k"], rounds: int
-) -> dict[str, tuple[float, ...]]:
-    """Times taken one after the other, which differ by little; a cold call twice, to know by how little."""
-    cold = partial(eq.assign, scores, capacity)
-    timings = best_in_turns({"cold": cold, "warm": partial(cold, prices=prices), "again": cold}, rounds)
-    return {name: timing.times for name, timing in timings.items()}
-
-
 def _median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
     return statistics.median(time / other for time, other in zip(times, others, strict=True))
 
@@ -111,7 +87,7 @@ def _median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
 def _two_threads(bench: AssignBench) -> Measurement:
     if (os.cpu_count() or 1) < 2:
         return Measurement(status="skipped", note="this machine has one core")
-    problems = {"65536x64": draw_scores("gumbel", 65536, 64, bench.seed), "batch": _small_problems(bench)}
+    problems = {"65536x64": draw_scores("gumbel", 65536, 64, bench.seed), "batch": _small_problems(bench.seed)}
     figures: dict[str, float] = {}
     for label, scores in problems.items():
         figures |= best_of_each({f"{t} {label}": partial(_assign_on, t, scores) for t in (1, 2)}, bench.repeats)
@@ -126,18 +102,18 @@ def _assign_on(threads: int, scores: Float[Tensor, "*batch n k"]) -> eq.Assignme
 
 
 def _memory(bench: AssignBench) -> Measurement:
-    figures = {name: probe_memory(name, threads=bench.threads) for name in ("float32", "float64")}
+    figures: dict[str, float] = {name: ask(MEMORY, name, threads=bench.threads) for name in ("float32", "float64")}
     return Measurement(repeats=1, figures={**figures, "ratio": max(figures.values())})
 
 
 def _first_call(bench: AssignBench) -> Measurement:
     # The process before these may have compiled the kernels; theirs load them from disk.
-    seconds = [probe_first_call(threads=bench.threads) for _ in range(3)]
+    seconds = [ask(FIRST_CALL, threads=bench.threads) for _ in range(3)]
     return Measurement(seconds=min(seconds), repeats=len(seconds))
 
 
 def _import(bench: AssignBench) -> Measurement:
-    base, own = zip(*(probe_import(threads=bench.threads) for _ in range(3)), strict=True)
+    base, own = zip(*(ask(IMPORT, threads=bench.threads) for _ in range(3)), strict=True)
     return Measurement(seconds=min(own), repeats=len(own), figures={"torch": min(base)})
 
 

@@ -32,13 +32,13 @@ class Measurement:
     figures: dict[str, float] = field(default_factory=dict[str, float])  # further numbers, by name
     note: str = ""  # why there is no figure, or what to know about it
 
+    @property
+    def measured(self) -> dict[str, float]:
+        """The figures; none where the measurement was not made, or failed."""
+        return self.figures if self.status == "measured" else {}
+
 
 Records = Mapping[str, Measurement]
-
-
-def _never(records: Records) -> str:
-    del records
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Step:
     key: str
     title: str  # for the progress bar
     measure: Callable[[], Measurement]
-    skip: Callable[[Records], str] = _never  # why earlier measurements speak against it; empty: they do not
+    skip: Callable[[Records], str] = lambda records: ""  # why earlier measurements speak against it; empty: they do not
 
     def run(self, records: Records) -> Measurement:
         """Makes the measurement, or says why it could not be made."""
@@ -62,42 +62,10 @@ class Step:
             return Measurement(status="failed", note=str(error))
 
 
-def figures_of(records: Records, key: str) -> dict[str, float]:
-    """The figures of a measurement; none where it was not made, or failed."""
-    record = records.get(key)
-    return {} if record is None or record.status != "measured" else record.figures
-
-
-def times_ours(records: Records, key: str) -> float | None:
-    """The time of a measurement divided by ours, which took turns with it."""
-    figures = figures_of(records, key)
-    return None if not figures or (seconds := records[key].seconds) is None else seconds / figures["ours"]
-
-
 def need(package: str, extra: str, *, name: str | None = None) -> None:
     """Raises a ModuleNotFoundError that says how to install a peer, where its package is missing."""
     if importlib.util.find_spec(package) is None:
         raise ModuleNotFoundError(f"needs {name or package}: pip install 'equipoise[{extra}]'")
-
-
-def over_budget(
-    budget: float, keys: Mapping[Size, str], size: Size, growth: Callable[[int, int], float], records: Records
-) -> str:
-    """Says that a call would take too long, if the last smaller size that was measured suggests it.
-
-    Args:
-        budget: seconds that one call may take.
-        keys: of the measurements, by size n x k, in order.
-        size: one of them.
-        growth: what time is proportional to.
-        records: what was measured.
-    """
-    expected = 0.0
-    for earlier in list(keys)[: list(keys).index(size)]:
-        record = records.get(keys[earlier])
-        if record is not None and record.seconds is not None:
-            expected = record.seconds * growth(*size) / growth(*earlier)
-    return f"about {expected:,.1f} s expected, budget {budget:g} s" if expected > budget else ""
 
 
 def check_run(bench: Any) -> None:
@@ -111,15 +79,22 @@ def check_run(bench: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What the measurements of a run say."""
+
+    summary: dict[str, Any]  # ratios and verdicts for the results file
+    tables: list[Table]  # for a terminal
+    figure: Figure | None  # None where measurements are missing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Benchmark:
     """A kind of benchmark. Its functions take the options of a run, which are a value of its own class."""
 
     name: str  # of the command behind "equipoise bench", and of the files
     recipes: dict[str, Any]  # options by the name of the grid
     steps: Callable[[Any], Sequence[Step]]  # plans the measurements, in order
-    tables: Callable[[Any, Records], list[Table]]  # the results for a terminal
-    summary: Callable[[Any, Records], dict[str, Any]]  # ratios and verdicts for the results file
-    draw: Callable[[Any, Records], Figure | None]  # the figure; None where measurements are missing
+    report: Callable[[Any, Records], Report]
 
     def recipe(self, grid: str, **changes: Any) -> Any:
         """Builds the options of a run from a named grid and the fields that differ; None leaves what the grid says."""
@@ -146,10 +121,11 @@ class Log:
         self.steps = benchmark.steps(bench)
         self._ledger, self._options = Ledger(out / "measurements", strict=resume), asdict(bench)
         begin(self.path.with_suffix(".png"), [self._ledger], keep=resume)
-        found = {
-            s.key: self._ledger.load(s.key, self._options, lambda content: Measurement(**content)) for s in self.steps
-        }
-        self.records: dict[str, Measurement] = {key: record for key, record in found.items() if record is not None}
+        self.records: dict[str, Measurement] = {}
+        for step in self.steps:
+            record = self._ledger.load(step.key, self._options, lambda content: Measurement(**content))
+            if record is not None:
+                self.records[step.key] = record
         self._header = {
             "command": f"equipoise bench {benchmark.name}",
             "options": self._options,
@@ -167,16 +143,13 @@ class Log:
             self._write({})
         return self.records[step.key]
 
-    def tables(self) -> list[Table]:
-        """The results for a terminal."""
-        return self.benchmark.tables(self.bench, self.records)
-
-    def finish(self) -> list[Path]:
-        """Adds ratios and verdicts to the results file and draws the figure; returns the files."""
-        self._write(self.benchmark.summary(self.bench, self.records))
+    def finish(self) -> tuple[list[Path], list[Table]]:
+        """Adds ratios and verdicts to the results file and draws the figure; returns the files and the tables."""
         with style():
-            figure = self.benchmark.draw(self.bench, self.records)
-            return [self.path, *(save(figure, self.path.parent, self.path.stem) if figure is not None else ())]
+            report = self.benchmark.report(self.bench, self.records)
+            self._write(report.summary)
+            drawn = [] if report.figure is None else save(report.figure, self.path.parent, self.path.stem)
+        return [self.path, *drawn], report.tables
 
     def _write(self, summary: Mapping[str, Any]) -> None:
         # In the order of the plan, whatever was found.

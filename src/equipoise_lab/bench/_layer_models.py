@@ -6,7 +6,7 @@ Legend: T tokens, E experts, K experts a token.
 
 import importlib
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -48,60 +48,47 @@ class _DenseSwiGLU(nn.Module):
         return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
-def build_dense(size: LayerSize, kind: str = "mlp") -> nn.Module:
-    """Builds the feed-forward block that a token of the sparse layer passes through: "mlp" or "swiglu"."""
-    if kind == "swiglu":
-        return _DenseSwiGLU(size.dim, size.hidden_dim)
-    return nn.Sequential(nn.Linear(size.dim, size.hidden_dim), nn.GELU(), nn.Linear(size.hidden_dim, size.dim))
+def named_layer(name: str, size: LayerSize, seed: int) -> Any:
+    """Builds a layer of the memory measurement: a key or a value of `MEMORY`.
+
+    "topk-2" has `topk` and gated experts, as the peer has; "dense-swiglu-2" is the block that a token of it passes
+    through, twice as wide as an expert.
+    """
+    if name == "dense":
+        return nn.Sequential(nn.Linear(size.dim, size.hidden_dim), nn.GELU(), nn.Linear(size.hidden_dim, size.dim))
+    if name.startswith("dense-swiglu"):
+        width = int(name.removeprefix("dense-swiglu").removeprefix("-") or 1)
+        return _DenseSwiGLU(size.dim, size.hidden_dim * width)
+    if name.startswith("topk-"):
+        return build_moe(size, seed, router="topk", top_k=int(name.removeprefix("topk-")), experts="swiglu")
+    return build_moe(size, seed, router=name)
 
 
 def build_moe(size: LayerSize, seed: int, *, router: str, **options: Any) -> MoE:
     """Builds one of our layers, in training mode, with parameters that depend on the seed alone.
 
-    Without another `capacity_factor`, a router that never drops a token has the factor 1.
+    A router that never drops a token has the capacity factor 1, unless it is a contender.
     """
     holds_all = make_router(router, 1, 1).traits.holds_all
-    factor = CONTENDERS.get(router, 1.0 if holds_all else _DROPPING_CAPACITY)
+    options["capacity_factor"] = CONTENDERS.get(router, 1.0 if holds_all else _DROPPING_CAPACITY)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        chosen: dict[str, Any] = {"capacity_factor": factor, **options}
-        return MoE(size.dim, size.num_experts, hidden_dim=size.hidden_dim, router=router, **chosen)
-
-
-def build_gated(size: LayerSize, seed: int, top_k: int) -> MoE:
-    """Builds the layer that is compared with the peer's: `topk` and gated experts."""
-    return build_moe(size, seed, router="topk", top_k=top_k, experts="swiglu")
-
-
-def named_layer(name: str, size: LayerSize, seed: int) -> nn.Module:
-    """Builds a layer of the memory measurement: a key or a value of `MEMORY`."""
-    if name.startswith("dense"):
-        kind, _, width = name.removeprefix("dense").removeprefix("-").partition("-")
-        return build_dense(replace(size, hidden_dim=size.hidden_dim * int(width or 1)), kind=kind or "mlp")
-    if name.startswith("topk-"):
-        return build_gated(size, seed, int(name.removeprefix("topk-")))
-    return build_moe(size, seed, router=name)
+        return MoE(size.dim, size.num_experts, hidden_dim=size.hidden_dim, router=router, **options)
 
 
 def build_peer(ours: MoE, mode: str) -> nn.Module:
     """Builds the peer's block, `MixtralSparseMoeBlock` of Hugging Face transformers, with the parameters of ours.
 
-    Args:
-        ours: from `build_gated`.
-        mode: how the peer computes experts: "eager", "grouped_mm" or "batched_mm".
-
-    Returns:
-        The block, which takes [batch, sequence, dim].
+    The mode says how it computes experts: "eager", "grouped_mm" or "batched_mm". It takes [batch, sequence, dim].
     """
     # By name: an extra that most environments, and the type checker's, do not have.
     mixtral: Any = importlib.import_module("transformers.models.mixtral.modeling_mixtral")
     experts: Any = ours.experts
-    rule: Any = ours.router.rule
     config = mixtral.MixtralConfig(
         hidden_size=ours.dim,
         intermediate_size=experts.hidden_dim,
         num_local_experts=ours.num_experts,
-        num_experts_per_tok=rule.top_k,
+        num_experts_per_tok=cast(Any, ours.router.rule).top_k,
         num_attention_heads=1,
         num_key_value_heads=1,
     )

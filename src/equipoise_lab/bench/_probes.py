@@ -12,7 +12,8 @@ from typing import Any
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-_IMPORT = """
+# Seconds that importing torch takes, and then importing equipoise.
+IMPORT = """
 import json, time
 start = time.perf_counter()
 import torch
@@ -21,7 +22,8 @@ import equipoise
 print(json.dumps([middle - start, time.perf_counter() - middle]))
 """
 
-_FIRST_CALL = """
+# Seconds of the first call, imports excluded.
+FIRST_CALL = """
 import json, time
 import torch
 import equipoise as eq
@@ -56,8 +58,9 @@ def rise(call):
     return max(0, resident("VmHWM") - before)
 """
 
+# The rise of the resident peak during one call at 131,072 x 64, in multiples of the score matrix.
 # The smaller problem loads the kernels that the large one needs; one much smaller would be solved by others.
-_MEMORY = (
+MEMORY = (
     _PEAK
     + """
 import equipoise as eq
@@ -67,9 +70,9 @@ print(json.dumps(rise(lambda: eq.assign(scores)) / (scores.numel() * scores.elem
 """
 )
 
-# One training step of a layer whose parameters are resident before it. A first step on fewer tokens loads kernels. The
-# gradients of the parameters belong to the step.
-_LAYER_MEMORY = (
+# Bytes by which the resident peak rises in one training step of a layer, and bytes of its parameters, which are there
+# before it. A first step on fewer tokens loads kernels. The gradients of the parameters belong to the step.
+LAYER_MEMORY = (
     _PEAK
     + """
 from equipoise_lab.bench._layer_models import LayerSize, named_layer, plain_step, training_step
@@ -87,38 +90,13 @@ print(json.dumps([rise(lambda: step(layer, x, grad)), parameters]))
 )
 
 
-def probe_import(*, threads: int) -> tuple[float, float]:
-    """Seconds that a fresh process takes to import torch, and then to import equipoise."""
-    base, own = _ask(_IMPORT, threads=threads)
-    return float(base), float(own)
-
-
-def probe_first_call(*, threads: int) -> float:
-    """Seconds of the first `eq.assign` of a fresh process, imports excluded."""
-    return float(_ask(_FIRST_CALL, threads=threads))
-
-
-def probe_memory(dtype: str, *, threads: int) -> float:
-    """The rise of the resident peak during one call at 131,072 x 64, in multiples of the score matrix."""
-    return float(_ask(_MEMORY, dtype, threads=threads))
-
-
-def probe_layer_memory(name: str, size: dict[str, int], *, seed: int, threads: int) -> tuple[float, float]:
-    """Bytes by which the resident peak rises in one training step of a layer, and bytes of its parameters.
-
-    The rise includes gradients. The parameters were resident before.
-    """
-    rise, parameters = _ask(_LAYER_MEMORY, name, json.dumps(size), str(seed), threads=threads)
-    return float(rise), float(parameters)
-
-
-def _ask(script: str, *arguments: str, threads: int) -> Any:
+def ask(script: str, *arguments: str, threads: int) -> Any:
+    """Runs a script in a new interpreter and returns what it printed."""
     # Blocks of a megabyte and more go back to the system when they are freed, and so are not counted twice.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**20)}
     environment |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, env=environment, check=False
-    )
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"a fresh process could not measure: {last}")

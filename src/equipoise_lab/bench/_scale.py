@@ -10,21 +10,41 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from equipoise._core import check_at_least, check_positive, check_seed
+from equipoise._core import check_at_least, check_positive
 from equipoise_lab._style import add_grid, new_figure
 from equipoise_lab._tables import new_table
-from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Step
+from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Report, Step, check_run
 from equipoise_lab.bench._scale_model import Cost, Layer, Machine, predict
+from equipoise_lab.bench._verdicts import record_of
 
+_Measured = Mapping[int, Mapping[str, float]]  # figures by the number of ranks
 _PATIENCE_SECONDS = 600
+FAR = tuple(2**power for power in range(3, 13))
+"""Ranks that are computed: 4,096 tokens each, 16.8 million a step on 4,096 ranks."""
+# The layer that is computed: that of a large language model, in bfloat16.
+_FAR_LAYER = Layer(ranks=FAR[-1], rows=4096, experts=256, top_k=1, dim=4096, hidden=4096, width=2)
+BOTTLENECK = 0.1
+"""The share of a layer's time from which the assignment counts as one."""
+_TRAFFIC = ("bytes a token, measured", "computed", "messages, measured", "computed")
+_TIMES = {
+    "layer, equal splits": "equal/seconds",
+    "layer, uneven": "uneven/seconds",
+    "layer, global": "global/seconds",
+    "exchange, equal": "exchange/equal",
+    "exchange, uneven": "exchange/uneven",
+    "assignment, local": "solver/local",
+    "assignment, global": "solver/global",
+}
+_VALUES = ("alike: free", "global", "local", "data differ: free", "global", "local")
+_VALUE_KEYS = [f"value/{data}/{scope}" for data in ("alike", "different") for scope in ("free", "global", "local")]
+_FAR = ("experts", "exchange", "assignment, local", "global", "share of global", "contested rows, global")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,33 +64,17 @@ class ScaleBench:
 
     def __post_init__(self) -> None:
         """Refuses a run that cannot be made."""
-        for name in ("rows", "experts", "dim", "hidden", "repeats"):
+        check_run(self)
+        for name in ("rows", "experts", "dim", "hidden"):
             check_at_least(name, getattr(self, name), 1)
         for name in ("latency", "bandwidth", "flops"):
             check_positive(name, getattr(self, name))
-        check_seed("seed", self.seed)
         for size in self.ranks:
             check_at_least("ranks", size, 1)
             if self.experts % size:
                 raise ValueError(
                     f"experts must be a multiple of every number of ranks, got {self.experts} and {size}: raise it"
                 )
-
-    def layer(self, ranks: int) -> Layer:
-        """Returns the sizes of the layer that is measured, on so many ranks."""
-        sizes = {name: getattr(self, name) for name in ("rows", "experts", "dim", "hidden")}
-        return Layer(ranks=ranks, top_k=1, width=4, **sizes)
-
-
-def far_layer(ranks: int) -> Layer:
-    """Returns the sizes of the layer that is computed: that of a large language model, in bfloat16."""
-    return Layer(ranks=ranks, rows=4096, experts=256, top_k=1, dim=4096, hidden=4096, width=2)
-
-
-SCALE_RECIPES = {
-    "full": ScaleBench(),
-    "quick": ScaleBench(ranks=(1, 2), rows=512, experts=16, dim=64, hidden=64, repeats=2),
-}
 
 
 def scale_steps(bench: ScaleBench) -> list[Step]:
@@ -81,14 +85,12 @@ def scale_steps(bench: ScaleBench) -> list[Step]:
 def _run_ranks(bench: ScaleBench, size: int) -> Measurement:
     """Starts the processes of one world, and reads what the first wrote."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    options = json.dumps(asdict(bench))
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder, options = Path(name), (str(size), name, json.dumps(asdict(bench)))
         with (folder / "log").open("w") as log:
             command = [sys.executable, "-m", "equipoise_lab.bench._scale_rank"]
             processes = [
-                subprocess.Popen([*command, str(rank), str(size), name, options], stderr=log, env=environment)
-                for rank in range(size)
+                subprocess.Popen([*command, str(rank), *options], stderr=log, env=environment) for rank in range(size)
             ]
             codes = [process.wait(_PATIENCE_SECONDS) for process in processes]
         if any(codes):
@@ -97,11 +99,9 @@ def _run_ranks(bench: ScaleBench, size: int) -> Measurement:
     return Measurement(seconds=figures["equal/seconds"], repeats=bench.repeats, figures=figures)
 
 
-def this_machine(bench: ScaleBench, records: Records) -> Machine:
-    """Reads the speeds of this machine from the measurements of one and of the most ranks."""
-    every = [records[f"{size} ranks"].figures for size in bench.ranks]  # the best counts: the machine is shared
-    alone, most = every[0], every[-1]
-    size = bench.ranks[-1]
+def _this_machine(bench: ScaleBench, every: Sequence[Mapping[str, float]]) -> Machine:
+    """Reads the speeds of this machine from the figures of one and of the most ranks; the best, as it is shared."""
+    alone, most, size = every[0], every[-1], bench.ranks[-1]
     work = 3 * 2 * 2 * bench.rows * bench.dim * bench.hidden
     moved = bench.rows * bench.dim * 4 * (size - 1) / size
     return Machine(
@@ -113,117 +113,73 @@ def this_machine(bench: ScaleBench, records: Records) -> Machine:
     )
 
 
-def computed_machine(bench: ScaleBench, here: Machine) -> Machine:
-    """The machine that is extrapolated to: its network and ranks are assumed, the solver is this machine's."""
-    return Machine(
-        latency=bench.latency,
-        bandwidth=bench.bandwidth,
-        flops=bench.flops,
-        pass_seconds=4.0 / 1e12,  # a number of four bytes, read at 1 TB/s
-        solve_seconds=here.solve_seconds,
-    )
-
-
-FAR = tuple(2**power for power in range(3, 13))
-"""Ranks that are computed: 4,096 tokens each, 16.8 million a step on 4,096 ranks."""
-BOTTLENECK = 0.1
-"""The share of a layer's time from which the assignment counts as one."""
-_TRAFFIC = ("bytes a token, measured", "computed", "messages, measured", "computed")
-_TIMES = {
-    "layer, equal splits": "equal/seconds",
-    "layer, uneven": "uneven/seconds",
-    "layer, global": "global/seconds",
-    "exchange, equal": "exchange/equal",
-    "exchange, uneven": "exchange/uneven",
-    "assignment, local": "solver/local",
-    "assignment, global": "solver/global",
-}
-_VALUES = ("alike: free", "global", "local", "data differ: free", "global", "local")
-_VALUE_KEYS = [f"value/{data}/{scope}" for data in ("alike", "different") for scope in ("free", "global", "local")]
-_FAR = ("experts", "exchange", "assignment, local", "global", "share of global", "contested rows, global")
-
-
-def _computed(
-    bench: ScaleBench, records: Records
-) -> tuple[dict[int, dict[str, float]], dict[int, Cost], Machine, Machine] | None:
-    """Figures by number of ranks, their predictions, this machine and the one computed; None where some are missing."""
-    measured = {size: records[f"{size} ranks"].figures for size in bench.ranks if f"{size} ranks" in records}
-    if len(measured) < len(bench.ranks) or not all(measured.values()):
-        return None
-    here = this_machine(bench, records)
-    costs = {size: predict(bench.layer(size), here, scope="local", equal=True) for size in measured}
-    return measured, costs, here, computed_machine(bench, here)
-
-
-def _far_costs(there: Machine) -> dict[str, list[Cost]]:
-    return {
-        scope: [predict(far_layer(size), there, scope=scope, equal=scope == "local") for size in FAR]
+def _report(bench: ScaleBench, records: Records) -> Report:
+    """Predictions beside what was measured, and beyond it; empty where measurements are missing."""
+    measured = {size: record_of(records, f"{size} ranks").figures for size in bench.ranks}
+    if not all(measured.values()):
+        return Report(summary={}, tables=[], figure=None)
+    here = _this_machine(bench, list(measured.values()))
+    # The machine that is extrapolated to: its network and ranks are assumed, the solver is this machine's. A number of
+    # four bytes is read at 1 TB/s.
+    assumed = {name: getattr(bench, name) for name in ("latency", "bandwidth", "flops")}
+    there = replace(here, **assumed, pass_seconds=4.0 / 1e12)
+    near = Layer(ranks=1, rows=bench.rows, experts=bench.experts, top_k=1, dim=bench.dim, hidden=bench.hidden, width=4)
+    costs = {size: predict(replace(near, ranks=size), here, scope="local", equal=True) for size in measured}
+    local, whole = (
+        {size: predict(replace(_FAR_LAYER, ranks=size), there, scope=scope, equal=scope == "local") for size in FAR}
         for scope in ("local", "global")
-    }
-
-
-def _summary(bench: ScaleBench, records: Records) -> dict[str, Any]:
-    """Predictions beside what was measured, and beyond it: what the results file adds to the measurements."""
-    if (computed := _computed(bench, records)) is None:
-        return {}
-    measured, costs, here, there = computed
-    checked = [
-        {
-            "ranks": size,
+    )
+    checked = {
+        size: {
             "token bytes measured": figures["equal/token bytes"],
             "token bytes computed": costs[size].token_bytes,
             "token messages measured": figures["equal/token messages"],
             "token messages computed": costs[size].token_messages,
         }
         for size, figures in measured.items()
-    ]
-    far = _far_costs(there)
-    heavy = [size for size, cost in zip(FAR, far["global"], strict=True) if cost.solver_share > BOTTLENECK]
-    return {
+    }
+    summary = {
         "machine measured": asdict(here),
         "machine computed": asdict(there),
         "cores": os.cpu_count(),
-        "checked": checked,
+        "checked": [{"ranks": size, **figures} for size, figures in checked.items()],
         "computed": {
             "ranks": FAR,
-            "layer": asdict(far_layer(FAR[-1])),
-            **{scope: [asdict(cost) for cost in each] for scope, each in far.items()},
+            "layer": asdict(_FAR_LAYER),
+            "local": [asdict(cost) for cost in local.values()],
+            "global": [asdict(cost) for cost in whole.values()],
         },
-        "global is the bottleneck from ranks": heavy[0] if heavy else None,
+        "global is the bottleneck from ranks": next((s for s in FAR if whole[s].solver_share > BOTTLENECK), None),
     }
+    return Report(summary=summary, tables=_tables(bench, measured, checked, local, whole), figure=_draw(local, whole))
 
 
-def _tables(bench: ScaleBench, records: Records) -> list[Table]:
-    """The tables for a terminal: traffic, times and values as measured, then what was computed."""
-    if (computed := _computed(bench, records)) is None:
-        return []
-    measured, costs, _, there = computed
+def _tables(
+    bench: ScaleBench, measured: _Measured, checked: _Measured, local: Mapping[int, Cost], whole: Mapping[int, Cost]
+) -> list[Table]:
+    """Traffic, times and values as measured, then what was computed."""
+    # Bytes for a token, messages for a rank.
     traffic = {
-        size: (f["equal/token bytes"] / bench.rows, costs[size].token_bytes / bench.rows)
-        + (f["equal/token messages"], costs[size].token_messages)
-        for size, f in measured.items()
+        size: [figure / bench.rows if "bytes" in name else figure for name, figure in figures.items()]
+        for size, figures in checked.items()
     }
-    times = {size: [1e3 * f[key] for key in _TIMES.values()] for size, f in measured.items()}
-    values = {size: [f"{f[key]:.3f}" for key in _VALUE_KEYS] for size, f in measured.items()}
-    network = f"{there.latency * 1e6:.0f} us a message, {there.bandwidth / 1e9:.0f} GB/s, ms a layer"
+    times = {size: [1e3 * figures[key] for key in _TIMES.values()] for size, figures in measured.items()}
+    values = {size: [f"{figures[key]:.3f}" for key in _VALUE_KEYS] for size, figures in measured.items()}
+    far = {
+        size: (
+            *(1e3 * seconds for seconds in (cost.compute, cost.exchange, cost.solver, whole[size].solver)),
+            *(f"{whole[size].solver_share:.0%}", f"{whole[size].contested:,.0f}"),
+        )
+        for size, cost in local.items()
+    }
     cores = f"on {os.cpu_count()} cores (more processes than cores share them)"
+    network = f"{bench.latency * 1e6:.0f} us a message, {bench.bandwidth / 1e9:.0f} GB/s, ms a layer"
     return [
         _table("Measured and computed: a layer's forward and backward pass, for one rank", _TRAFFIC, traffic),
         _table(f"Measured, ms, {cores}", _TIMES, times),
         _table("Measured: value a row of Gumbel-perturbed logits", _VALUES, values),
-        _table(f"Computed: 4,096 tokens a rank, 256 experts, dim 4,096, {network}", _FAR, _far_rows(there)),
+        _table(f"Computed: 4,096 tokens a rank, 256 experts, dim 4,096, {network}", _FAR, far),
     ]
-
-
-def _far_rows(there: Machine) -> dict[int, Sequence[str | float | int]]:
-    costs = _far_costs(there)
-    return {
-        size: (
-            *(1e3 * seconds for seconds in (local.compute, local.exchange, local.solver, whole.solver)),
-            *(f"{whole.solver_share:.0%}", f"{whole.contested:,.0f}"),
-        )
-        for size, local, whole in zip(FAR, costs["local"], costs["global"], strict=True)
-    }
 
 
 def _table(title: str, columns: Iterable[str], rows: Mapping[int, Sequence[str | float | int]]) -> Table:
@@ -234,16 +190,13 @@ def _table(title: str, columns: Iterable[str], rows: Mapping[int, Sequence[str |
     return table
 
 
-def _draw(bench: ScaleBench, records: Records) -> Figure | None:
+def _draw(local: Mapping[int, Cost], whole: Mapping[int, Cost]) -> Figure:
     """Draws the computed time of each part against the ranks."""
-    if (computed := _computed(bench, records)) is None:
-        return None
-    costs = _far_costs(computed[-1])
     parts = {
-        "experts": [cost.compute for cost in costs["local"]],
-        "exchange": [cost.exchange for cost in costs["local"]],
-        "assignment of own rows": [cost.solver for cost in costs["local"]],
-        "assignment of all rows": [cost.solver for cost in costs["global"]],
+        "experts": [cost.compute for cost in local.values()],
+        "exchange": [cost.exchange for cost in local.values()],
+        "assignment of own rows": [cost.solver for cost in local.values()],
+        "assignment of all rows": [cost.solver for cost in whole.values()],
     }
     figure = new_figure(5.5, 3.4)
     axes = figure.subplots()
@@ -255,4 +208,5 @@ def _draw(bench: ScaleBench, records: Records) -> Figure | None:
     return figure
 
 
-SCALE = Benchmark(name="scale", recipes=SCALE_RECIPES, steps=scale_steps, tables=_tables, summary=_summary, draw=_draw)
+_QUICK = ScaleBench(ranks=(1, 2), rows=512, experts=16, dim=64, hidden=64, repeats=2)
+SCALE = Benchmark(name="scale", recipes={"full": ScaleBench(), "quick": _QUICK}, steps=scale_steps, report=_report)

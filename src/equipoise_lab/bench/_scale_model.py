@@ -92,6 +92,8 @@ def predict(layer: Layer, machine: Machine, *, scope: str, equal: bool) -> Cost:
         # A tree: twice the logarithm of the ranks for a sum, once for a gathering.
         messages = (2 * (_PASSES + _SUMS_BESIDES) + 1) * math.ceil(math.log2(layer.ranks)) if layer.ranks > 1 else 0
         travel = messages * machine.latency + solver_bytes / machine.bandwidth
+    # Passes over a rank's own rows, and the exact solution of contested ones, which every rank repeats.
+    passes = _PASSES * layer.rows * k * machine.pass_seconds
     return Cost(
         token_bytes=token_bytes,
         token_messages=token_messages,
@@ -100,10 +102,5 @@ def predict(layer: Layer, machine: Machine, *, scope: str, equal: bool) -> Cost:
         contested=contested,
         compute=3 * 2 * 2 * slots * layer.dim * layer.hidden / machine.flops,
         exchange=token_messages * machine.latency + token_bytes / machine.bandwidth,
-        solver=_solve_seconds(layer.rows, contested, k, machine) + travel,
+        solver=passes + contested * k * machine.solve_seconds + travel,
     )
-
-
-def _solve_seconds(rows: float | int, contested: float, experts: int, machine: Machine) -> float:
-    """Passes over a rank's own rows, and the exact solution of contested ones, which every rank repeats."""
-    return _PASSES * rows * experts * machine.pass_seconds + contested * experts * machine.solve_seconds

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
@@ -23,14 +22,25 @@ from equipoise._core import check_positive
 from equipoise.balancing import Balanced, ConvergenceWarning, sinkhorn
 from equipoise_lab._style import add_grid, name_ticks, new_figure, plot_known
 from equipoise_lab._tables import format_seconds, name_size, name_threads, new_table
-from equipoise_lab._timing import best_of, best_of_each, num_threads
-from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Size, Step, check_run, need, over_budget
-from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, ratio_text
+from equipoise_lab._timing import best_in_turns, best_of
+from equipoise_lab.bench._benchmark import Benchmark, Measurement, Records, Report, Size, Step, check_run, need
+from equipoise_lab.bench._verdicts import Verdict, judge, limit_table, over_budget, ratio, ratio_text, record_of
 
 CAPACITY_FACTOR = 1.25
+# Multiples of torch.softmax on the same matrix, by standard deviation of the logits, at this size.
+LIMIT_SIZE = (65536, 64)
+SOFTMAX_LIMITS: Mapping[float, float] = {1.0: 40.0, 10.0: 80.0}
+# Ours may not be slower than POT anywhere.
+POT_LIMIT = 1.0
 # Where POT stops, in decades of its own error; the first that meets the tolerance is what it is timed with.
 _POT_THRESHOLDS = tuple(10.0**-decade for decade in range(2, 12))
 _POT_ITERATIONS = 10_000
+_CURVES = (
+    ("pot", "POT sinkhorn_log", "#8c2d04", "^", "-"),
+    ("backward", "eq.sinkhorn with backward", "#7fb3dd", "D", "-"),
+    ("tight", "eq.sinkhorn", "#0b3c6f", "o", "-"),
+    ("slack", f"eq.sinkhorn, uneven logits,\ncapacity factor {CAPACITY_FACTOR:g}", "#2f7fc1", "s", "--"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +65,6 @@ class SinkhornBench:
         return [(size, deviation) for size in self.sizes for deviation in self.deviations]
 
 
-SINKHORN_RECIPES = {
-    "full": SinkhornBench(sizes=((64, 8), (512, 16), (4096, 64), (16384, 64), (65536, 64), (65536, 256))),
-    "quick": SinkhornBench(sizes=((512, 16), (4096, 64), (65536, 64)), deviations=(1.0, 10.0), budget=2.0),
-}
-
-
 def sinkhorn_key(size: Size, deviation: float, who: str) -> str:
     """Names the measurement of `who` ("ours" or "pot") at a size and standard deviation."""
     return f"{size[0]}x{size[1]}/sd {deviation:g}/{who}"
@@ -73,11 +77,9 @@ def sinkhorn_steps(bench: SinkhornBench) -> list[Step]:
         keys = {size: sinkhorn_key(size, deviation, "pot") for size in bench.sizes}
         title = f"{name_size(size)}  sd {deviation:g}  "
         ours, pot = (partial(measure, bench, size, deviation) for measure in (_measure_ours, _measure_pot))
-        skip = partial(over_budget, bench.budget, keys, size, lambda n, k: float(n * k))
-        steps += [
-            Step(sinkhorn_key(size, deviation, "ours"), title + "eq.sinkhorn", ours),
-            Step(keys[size], title + "POT sinkhorn_log", pot, skip),
-        ]
+        skip = partial(over_budget, bench.budget, keys, size, (1.0, 1.0))
+        steps.append(Step(sinkhorn_key(size, deviation, "ours"), title + "eq.sinkhorn", ours))
+        steps.append(Step(keys[size], title + "POT sinkhorn_log", pot, skip))
     return steps
 
 
@@ -97,12 +99,12 @@ def _measure_ours(bench: SinkhornBench, size: Size, deviation: float) -> Measure
         "slack": lambda: sinkhorn(popular, capacity, tolerance=bench.tolerance),
         "backward": with_backward,
     }
-    with num_threads(bench.threads), warnings.catch_warnings():
+    with warnings.catch_warnings():
         # Whether it converged is among the figures.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        seconds = best_of_each(calls, bench.repeats)
-        balanced: Balanced = calls["tight"]()
-    error = _column_error(balanced.log_p.double().exp())
+        timings = best_in_turns(calls, bench.repeats, threads=bench.threads)
+    balanced: Balanced = timings["tight"].result
+    error, seconds = _column_error(balanced.log_p.double().exp()), {name: t.seconds for name, t in timings.items()}
     figures = {**seconds, "iterations": float(balanced.iterations), "error": error}
     if error > 2 * bench.tolerance or not bool(balanced.converged):
         return Measurement(status="failed", figures=figures, note=f"relative column error {error:.1e}")
@@ -117,32 +119,21 @@ def _measure_pot(bench: SinkhornBench, size: Size, deviation: float) -> Measurem
     n, k = size
     costs = -_logits(size, deviation, bench.seed).double().numpy()
     rows, columns = torch.full((n,), 1 / n).double().numpy(), torch.full((k,), 1 / k).double().numpy()
-
-    def solve(threshold: float) -> Any:
-        return ot.bregman.sinkhorn_log(
-            rows, columns, costs, 1.0, numItermax=_POT_ITERATIONS, stopThr=threshold, warn=False
-        )
-
-    threshold, error, seconds = _loosest_threshold(solve, bench)
+    solve = partial(ot.bregman.sinkhorn_log, rows, columns, costs, 1.0, numItermax=_POT_ITERATIONS, warn=False)
+    threshold, error, seconds = 0.0, math.inf, 0.0
+    for threshold in _POT_THRESHOLDS:
+        start = time.perf_counter()
+        plan = torch.from_numpy(solve(stopThr=threshold))
+        seconds = time.perf_counter() - start
+        error = _column_error(plan * n)
+        if error <= bench.tolerance or seconds > bench.budget:
+            break
     figures = {"error": error, "threshold": threshold}
     if error > bench.tolerance:
         note = f"relative column error {error:.1e} after {seconds:.3g} s"
         return Measurement(status="failed", seconds=seconds, figures=figures, note=note)
-    timing = best_of(partial(solve, threshold), bench.repeats, budget=bench.budget / bench.repeats)
+    timing = best_of(partial(solve, stopThr=threshold), bench.repeats, budget=bench.budget / bench.repeats)
     return Measurement(seconds=timing.seconds, repeats=timing.repeats, figures=figures)
-
-
-def _loosest_threshold(solve: Callable[[float], Any], bench: SinkhornBench) -> tuple[float, float, float]:
-    """Tightens POT's threshold until the tolerance is met or time is up; returns it, the error and the seconds."""
-    threshold, error, seconds = 0.0, math.inf, 0.0
-    for threshold in _POT_THRESHOLDS:
-        start = time.perf_counter()
-        plan = torch.from_numpy(solve(threshold))
-        seconds = time.perf_counter() - start
-        error = _column_error(plan * plan.shape[0])
-        if error <= bench.tolerance or seconds > bench.budget:
-            break
-    return threshold, error, seconds
 
 
 def _column_error(p: Float[Tensor, "n k"]) -> float:
@@ -156,36 +147,21 @@ def _logits(size: Size, deviation: float, seed: int) -> Float[Tensor, "n k"]:
     return deviation * torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-# Multiples of torch.softmax on the same matrix, by standard deviation of the logits, at this size.
-LIMIT_SIZE = (65536, 64)
-SOFTMAX_LIMITS: Mapping[float, float] = {1.0: 40.0, 10.0: 80.0}
-# Ours may not be slower than POT anywhere.
-POT_LIMIT = 1.0
-_CURVES = (
-    ("pot", "POT sinkhorn_log", "#8c2d04", "^", "-"),
-    ("backward", "eq.sinkhorn with backward", "#7fb3dd", "D", "-"),
-    ("tight", "eq.sinkhorn", "#0b3c6f", "o", "-"),
-    ("slack", f"eq.sinkhorn, uneven logits,\ncapacity factor {CAPACITY_FACTOR:g}", "#2f7fc1", "s", "--"),
-)
+def _both(records: Records, size: Size, deviation: float) -> tuple[Measurement, Measurement]:
+    ours, pot = (record_of(records, sinkhorn_key(size, deviation, who)) for who in ("ours", "pot"))
+    return ours, pot
 
 
 def times_softmax(records: Records, size: Size, deviation: float, what: str = "tight") -> float | None:
     """A time ("tight", "slack", "backward" or "pot") divided by that of torch.softmax on the same matrix."""
-    ours = records.get(sinkhorn_key(size, deviation, "ours"))
-    if ours is None or not ours.figures:
-        return None
-    if what == "pot":
-        pot = records.get(sinkhorn_key(size, deviation, "pot"))
-        return None if pot is None or pot.seconds is None else pot.seconds / ours.figures["softmax"]
-    return ours.figures[what] / ours.figures["softmax"]
+    ours, pot = _both(records, size, deviation)
+    return ratio(pot.seconds if what == "pot" else ours.figures.get(what), ours.figures.get("softmax"))
 
 
 def times_faster_than_pot(records: Records, size: Size, deviation: float) -> float | None:
     """POT's time divided by ours; None unless both reached the tolerance."""
-    ours, pot = (records.get(sinkhorn_key(size, deviation, who)) for who in ("ours", "pot"))
-    if ours is None or pot is None or ours.seconds is None or pot.status != "measured" or pot.seconds is None:
-        return None
-    return pot.seconds / ours.seconds
+    ours, pot = _both(records, size, deviation)
+    return ratio(pot.seconds, ours.seconds) if pot.status == "measured" else None
 
 
 def sinkhorn_verdicts(bench: SinkhornBench, records: Records) -> list[Verdict]:
@@ -193,17 +169,14 @@ def sinkhorn_verdicts(bench: SinkhornBench, records: Records) -> list[Verdict]:
     found: list[Verdict] = []
     for deviation, limit in SOFTMAX_LIMITS.items():
         title = f"{name_size(LIMIT_SIZE)}, sd {deviation:g}: times torch.softmax"
-        figure = times_softmax(records, LIMIT_SIZE, deviation)
-        found.append(Verdict(group="size", title=title, figure=figure, limit=limit))
-    races = [times_faster_than_pot(records, size, deviation) for size, deviation in bench.cells()]
+        found.append(Verdict("size", title, times_softmax(records, LIMIT_SIZE, deviation), limit))
+    races = [times_faster_than_pot(records, *cell) for cell in bench.cells()]
     closest = min((race for race in races if race is not None), default=None)
     title = "times faster than POT, at least, over all sizes and deviations"
-    found.append(Verdict(group="peer", title=title, figure=closest, limit=POT_LIMIT, at_least=True))
-    return judge(found, when=bench.threads == 1)
+    return judge([*found, Verdict("peer", title, closest, POT_LIMIT, at_least=True)], when=bench.threads == 1)
 
 
-def _tables(bench: SinkhornBench, records: Records) -> list[Table]:
-    """The tables of a run: times by size and deviation, then limits."""
+def _report(bench: SinkhornBench, records: Records) -> Report:
     headings = ("n x k", "sd", "softmax", "ours", "ours", "passes", "error", f"slack\n{CAPACITY_FACTOR:g}", "backward")
     table = new_table(
         f"Balancing to {bench.tolerance:g}, float32 logits, {name_threads(bench.threads)}, best of {bench.repeats}",
@@ -212,42 +185,24 @@ def _tables(bench: SinkhornBench, records: Records) -> list[Table]:
         caption="In multiples of torch.softmax on the same matrix, except where a unit is given.",
         caption_justify="left",
     )
+    ratios: list[dict[str, float | None]] = []
     for size, deviation in bench.cells():
-        table.add_row(*_row(records, size, deviation))
-    return [table, limit_table(sinkhorn_verdicts(bench, records))]
-
-
-def _summary(bench: SinkhornBench, records: Records) -> dict[str, Any]:
-    """The ratios and verdicts in the form that the results file stores."""
-    ratios = [
-        {
-            "n": size[0],
-            "k": size[1],
-            "deviation": deviation,
-            "times_softmax": times_softmax(records, size, deviation),
-            "times_faster_than_pot": times_faster_than_pot(records, size, deviation),
-        }
-        for size, deviation in bench.cells()
-    ]
-    return {"ratios": ratios, "verdicts": [asdict(v) for v in sinkhorn_verdicts(bench, records)]}
-
-
-def _row(records: Records, size: Size, deviation: float) -> list[Text]:
-    ours = records.get(sinkhorn_key(size, deviation, "ours"), Measurement(status="skipped"))
-    pot = records.get(sinkhorn_key(size, deviation, "pot"), Measurement(status="skipped"))
-    if not ours.figures:
-        return [Text(name_size(size)), Text(f"{deviation:g}"), Text(ours.status, style="dim")]
-    figures = ours.figures
-    limit = SOFTMAX_LIMITS.get(deviation) if size == LIMIT_SIZE else None
-    ratio = figures["tight"] / figures["softmax"]
-    cells = [name_size(size), f"{deviation:g}", format_seconds(figures["softmax"]), format_seconds(figures["tight"])]
-    cells += [f"{figures['iterations']:.0f}", f"{figures['error']:.0e}"]
-    cells += [f"{figures[what] / figures['softmax']:.1f}" for what in ("slack", "backward")]
-    race = times_faster_than_pot(records, size, deviation)
-    cells += [format_seconds(pot.seconds) if race is not None and pot.seconds is not None else pot.status]
-    texts = [Text(cell) for cell in cells]
-    texts.insert(4, ratio_text(ratio, ".1f", limit))
-    return [*texts, ratio_text(race, ".1f", POT_LIMIT, at_least=True)]
+        ours, pot = _both(records, size, deviation)
+        tight, slack, backward = (times_softmax(records, size, deviation, w) for w in ("tight", "slack", "backward"))
+        race, at = times_faster_than_pot(records, size, deviation), {"n": size[0], "k": size[1], "deviation": deviation}
+        ratios.append({**at, "times_softmax": tight, "times_faster_than_pot": race})
+        cells: list[str | Text] = [name_size(size), f"{deviation:g}"]
+        if not (figures := ours.figures):
+            table.add_row(*cells, Text(ours.status, style="dim"))
+            continue
+        limit = SOFTMAX_LIMITS.get(deviation) if size == LIMIT_SIZE else None
+        cells += [format_seconds(figures["softmax"]), format_seconds(figures["tight"]), ratio_text(tight, ".1f", limit)]
+        cells += [f"{figures['iterations']:.0f}", f"{figures['error']:.0e}", f"{slack:.1f}", f"{backward:.1f}"]
+        cells += [pot.status if race is None else format_seconds(pot.seconds)]
+        table.add_row(*cells, ratio_text(race, ".1f", POT_LIMIT, at_least=True))
+    verdicts = sinkhorn_verdicts(bench, records)
+    summary = {"ratios": ratios, "verdicts": [asdict(verdict) for verdict in verdicts]}
+    return Report(summary=summary, tables=[table, limit_table(verdicts)], figure=_draw(bench, records))
 
 
 def _draw(bench: SinkhornBench, records: Records) -> Figure:
@@ -269,6 +224,6 @@ def _draw(bench: SinkhornBench, records: Records) -> Figure:
     return figure
 
 
-SINKHORN = Benchmark(
-    name="sinkhorn", recipes=SINKHORN_RECIPES, steps=sinkhorn_steps, tables=_tables, summary=_summary, draw=_draw
-)
+_FULL = SinkhornBench(sizes=((64, 8), (512, 16), (4096, 64), (16384, 64), (65536, 64), (65536, 256)))
+_QUICK = SinkhornBench(sizes=((512, 16), (4096, 64), (65536, 64)), deviations=(1.0, 10.0), budget=2.0)
+SINKHORN = Benchmark(name="sinkhorn", recipes={"full": _FULL, "quick": _QUICK}, steps=sinkhorn_steps, report=_report)

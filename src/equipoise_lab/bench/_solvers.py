@@ -10,9 +10,9 @@ The problem is always the tight one, n = k c with capacity c for each expert, be
 Legend: n rows (datapoints), k columns (experts), c = n / k.
 """
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +32,7 @@ _INTEGER_RANGE = 2.0**24
 _MAX_PIVOTS = 1_000_000_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A problem in a solver's own form: `call` is timed, `read` turns what it returned into z."""
 
@@ -40,20 +40,7 @@ class Prepared:
     read: Callable[[Any], Int[Tensor, "..."]]
 
 
-def _linear(n: int, k: int) -> float:
-    return float(n) * k
-
-
-def _pivoting(n: int, k: int) -> float:
-    return float(n) ** 1.5 * k
-
-
-def _cubic(n: int, k: int) -> float:
-    del k
-    return float(n) ** 3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Solver:
     """A way to assign rows to experts."""
 
@@ -61,22 +48,23 @@ class Solver:
     title: str  # in figures and progress
     short: str  # in tables
     role: Role  # "floor": no balancing at all
+    prepare: Callable[[Float[Tensor, "n k"]], Prepared]  # puts a score matrix into the solver's form
+    _: KW_ONLY
     exact: bool = True  # whether it claims an optimal assignment
     package: str | None = None  # module that must be importable; None: one of our own dependencies
-    growth: Callable[[int, int], float] = _linear  # of time in (n, k), to foresee what would exceed the time budget
+    growth: tuple[float, float] = (1.0, 1.0)  # exponents of time in n and k, to foresee what would exceed the budget
     relative_tolerance: float = 1e-9  # of its costs: how far from optimal, per row, relative to the largest score
-    prepare: Callable[[Float[Tensor, "n k"]], Prepared]  # puts a score matrix into the solver's form
 
 
 def _argmax(scores: Float[Tensor, "n k"]) -> Prepared:
-    return Prepared(call=lambda: torch.argmax(scores, -1), read=lambda z: z)
+    return Prepared(lambda: torch.argmax(scores, -1), lambda z: z)
 
 
-def _ours(method: str) -> Callable[[Float[Tensor, "n k"]], Prepared]:
+def _ours(method: str, short: str, **how: Any) -> Solver:
     def prepare(scores: Float[Tensor, "n k"]) -> Prepared:
-        return Prepared(call=lambda: eq.assign(scores, method=method), read=lambda a: a.z)
+        return Prepared(lambda: eq.assign(scores, method=method), lambda assignment: assignment.z)
 
-    return prepare
+    return Solver(method, f"equipoise {method}", short, "ours", prepare, **how)
 
 
 def _pot(scores: Float[Tensor, "n k"]) -> Prepared:
@@ -86,8 +74,7 @@ def _pot(scores: Float[Tensor, "n k"]) -> Prepared:
     emd: Callable[..., Any] = ot.emd
     cost, rows, experts = _finite_cost(scores).numpy(), np.ones(n), np.full(k, n / k)
     return Prepared(
-        call=lambda: emd(rows, experts, cost, numItermax=_MAX_PIVOTS),
-        read=lambda plan: torch.from_numpy(plan).argmax(-1),
+        lambda: emd(rows, experts, cost, numItermax=_MAX_PIVOTS), lambda plan: torch.from_numpy(plan).argmax(-1)
     )
 
 
@@ -118,7 +105,7 @@ def prepare_flow(scores: Float[Tensor, "n k"], top_k: int = 1) -> Prepared:
         used = torch.from_numpy(flow.flows(arcs)) == 1  # arcs are in the order of the rows
         return expert[used].reshape([n] if top_k == 1 else [n, top_k])
 
-    return Prepared(call=call, read=read)
+    return Prepared(call, read)
 
 
 def _scipy(scores: Float[Tensor, "n k"]) -> Prepared:
@@ -127,11 +114,8 @@ def _scipy(scores: Float[Tensor, "n k"]) -> Prepared:
     n, k = scores.shape
     # One column for each slot of each expert: the n x n problem that general assignment solvers need.
     slots = scores.double().repeat_interleave(n // k, dim=1).numpy()
-
-    def read(pair: Any) -> Int[Tensor, " n"]:
-        return torch.from_numpy(pair[1]) // (n // k)
-
-    return Prepared(call=functools.partial(linear_sum_assignment, slots, maximize=True), read=read)
+    call = partial(linear_sum_assignment, slots, maximize=True)
+    return Prepared(call, lambda pair: torch.from_numpy(pair[1]) // (n // k))
 
 
 def _finite_cost(scores: Float[Tensor, "n k"]) -> Float64[Tensor, "n k"]:
@@ -146,38 +130,23 @@ def _finite_cost(scores: Float[Tensor, "n k"]) -> Float64[Tensor, "n k"]:
     return torch.where(torch.isfinite(scores), -scores.double(), prohibitive)
 
 
+_PIVOTING, _CUBIC = (1.5, 1.0), (3.0, 0.0)
+FLOW = Solver(
+    "ortools",
+    "OR-tools min-cost flow",
+    "OR-tools",
+    "peer",
+    prepare_flow,
+    package="ortools",
+    growth=_PIVOTING,
+    relative_tolerance=1.0 / _INTEGER_RANGE,
+)
 SOLVERS: tuple[Solver, ...] = (
-    Solver(name="argmax", title="torch.argmax", short="argmax", role="floor", exact=False, prepare=_argmax),
-    Solver(name=OURS, title=f"equipoise {OURS}", short="primal-\ndual", role="ours", prepare=_ours(OURS)),
-    Solver(
-        name="cycle-cancelling",
-        title="equipoise cycle-cancelling",
-        short="cycle-\ncancelling",
-        role="ours",
-        growth=_pivoting,
-        prepare=_ours("cycle-cancelling"),
-    ),
-    Solver(
-        name="auction", title="equipoise auction", short="auction", role="ours", exact=False, prepare=_ours("auction")
-    ),
-    Solver(name="pot", title="POT emd", short="POT", role="peer", package="ot", growth=_pivoting, prepare=_pot),
-    Solver(
-        name="ortools",
-        title="OR-tools min-cost flow",
-        short="OR-tools",
-        role="peer",
-        package="ortools",
-        growth=_pivoting,
-        relative_tolerance=1.0 / _INTEGER_RANGE,
-        prepare=prepare_flow,
-    ),
-    Solver(
-        name="scipy",
-        title="scipy, repeated columns",
-        short="scipy",
-        role="peer",
-        package="scipy",
-        growth=_cubic,
-        prepare=_scipy,
-    ),
+    Solver("argmax", "torch.argmax", "argmax", "floor", _argmax, exact=False),
+    _ours(OURS, "primal-\ndual"),
+    _ours("cycle-cancelling", "cycle-\ncancelling", growth=_PIVOTING),
+    _ours("auction", "auction", exact=False),
+    Solver("pot", "POT emd", "POT", "peer", _pot, package="ot", growth=_PIVOTING),
+    FLOW,
+    Solver("scipy", "scipy, repeated columns", "scipy", "peer", _scipy, package="scipy", growth=_CUBIC),
 )

@@ -1,18 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures held against stated limits, and the table that shows them."""
+"""What measurements say: ratios, their verdicts against stated limits, and the table of those."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from rich.table import Table
 from rich.text import Text
 
 from equipoise_lab._tables import format_seconds, new_table
+from equipoise_lab.bench._benchmark import Measurement, Records, Size
 
 _WORDS = {True: ("pass", "green"), False: ("FAIL", "bold red")}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+def record_of(records: Records, key: str) -> Measurement:
+    """A measurement; one that says so where it was not made."""
+    return records.get(key, Measurement(status="skipped", note="not measured"))
+
+
+def ratio(figure: float | None, other: float | None) -> float | None:
+    """Divides a figure by another, where both were measured."""
+    return figure / other if figure is not None and other else None
+
+
+def over_budget(
+    budget: float, keys: Mapping[Size, str], size: Size, growth: tuple[float, float], records: Records
+) -> str:
+    """Says that a call would take too long, if the last smaller size that was measured suggests it.
+
+    Args:
+        budget: seconds that one call may take.
+        keys: of the measurements, by size n x k, in order.
+        size: one of them.
+        growth: exponents of n and k in what time is proportional to.
+        records: what was measured.
+    """
+    expected = 0.0
+    for (n, k), key in keys.items():
+        if (n, k) == size:
+            break
+        if (seconds := record_of(records, key).seconds) is not None:
+            expected = seconds * (size[0] / n) ** growth[0] * (size[1] / k) ** growth[1]
+    return f"about {expected:,.1f} s expected, budget {budget:g} s" if expected > budget else ""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """A figure against its limit."""
 
@@ -20,6 +52,7 @@ class Verdict:
     title: str  # what was measured
     figure: float | None  # what came out; None when it was not measured
     limit: float
+    _: KW_ONLY
     at_least: bool = False  # whether larger is better
     unit: str = "x"  # "x" for a ratio, "s" for seconds
     passed: bool | None = None  # None when the figure is missing, or the limits are not stated for such a run

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from equipoise.audit import AuditResult
-    from equipoise_lab.audit import Audit
 
 _LOG_WIDTH = 160
 
@@ -69,8 +66,8 @@ def audit(
     biased baseline, which depends on the other rows of the batch: `equipoise audit --baseline leave-one-out`.
     """
     from equipoise_lab._ledger import locked
-    from equipoise_lab.audit import Audit, audit_table, save_cost_figure, save_figure, write_figures
-    from equipoise_lab.cli._progress import make_console
+    from equipoise_lab.audit import Audit, audit_table, measure, prepare, save_figures, verdict_text, write_figures
+    from equipoise_lab.cli._progress import ProgressBar, make_console
 
     options = {} if not strategy else {"strategies": tuple(strategy)}
     run = Audit(
@@ -92,26 +89,16 @@ def audit(
     )
     with locked(out):
         console = make_console(_LOG_WIDTH)
-        outcomes = _measure_all(run, console)
+        with console.status("drawing once from each (the first run on a machine compiles the solver)"):
+            strategies = prepare(run)
+        outcomes, cases = list["AuditResult"](), run.cases()
+        with ProgressBar(console, sum(count for _, _, count in cases)) as bar:
+            for number, (name, subtracted, count) in enumerate(cases, start=1):
+                bar.show(name)
+                outcome = measure(strategies[name], run, baseline=subtracted, draws=count, advance=bar.advance)
+                outcomes.append(outcome)
+                line = f"[{number}/{len(cases)}] {outcome.name}: {verdict_text(outcome)}"
+                console.print(line, markup=False, highlight=False)
         console.print(audit_table(run, outcomes))
-        written = (write_figures(run, outcomes, out), *save_figure(run, outcomes, out))
-        for path in (*written, *save_cost_figure(run, outcomes, out)):
+        for path in (write_figures(run, outcomes, out), *save_figures(run, outcomes, out)):
             console.print(f"wrote {path}", highlight=False)
-
-
-def _measure_all(run: "Audit", console: "Console") -> "list[AuditResult]":
-    """Measures case by case, with a bar that shows the draws and a line for each that is done."""
-    from equipoise_lab.audit import measure, prepare, verdict_text
-    from equipoise_lab.cli._progress import ProgressBar
-
-    with console.status("drawing once from each (the first run on a machine compiles the solver)"):
-        strategies = prepare(run)
-    outcomes, cases = list["AuditResult"](), run.cases()
-    with ProgressBar(console, sum(count for _, _, count in cases)) as bar:
-        for number, (name, subtracted, count) in enumerate(cases, start=1):
-            bar.show(name)
-            outcome = measure(strategies[name], run, baseline=subtracted, draws=count, advance=bar.advance)
-            outcomes.append(outcome)
-            line = f"[{number}/{len(cases)}] {outcome.name}: {verdict_text(outcome)}"
-            console.print(line, markup=False, highlight=False)
-    return outcomes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from equipoise_lab.bench import Measurement
+    from rich.table import Table
 
 Grid = Literal["quick", "full"]
 Out = Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)]
@@ -55,7 +55,7 @@ def assign(
     `equipoise bench assign --family rank-2 --out out/rank-2`.
     """
     changes = {"family": family, "repeats": repeats, "seed": seed, "budget": budget}
-    _run("assign", grid, out, resume, cores=threads, threads=threads, **changes)
+    _run("assign", grid, out, resume, threads, threads=threads, **changes)
 
 
 def sinkhorn(
@@ -85,7 +85,7 @@ def sinkhorn(
     For a quick look: `equipoise bench sinkhorn --grid quick`.
     """
     changes = {"repeats": repeats, "seed": seed, "budget": budget}
-    _run("sinkhorn", grid, out, resume, cores=threads, threads=threads, **changes)
+    _run("sinkhorn", grid, out, resume, threads, threads=threads, **changes)
 
 
 def layer(
@@ -116,7 +116,7 @@ def layer(
     For a quick look: `equipoise bench layer --grid quick`.
     """
     wanted = tuple(threads) if threads else _LAYER_THREADS
-    _run("layer", grid, out, resume, cores=max(wanted), threads=wanted, repeats=repeats, seed=seed)
+    _run("layer", grid, out, resume, max(wanted), threads=wanted, repeats=repeats, seed=seed)
 
 
 def scale(
@@ -144,13 +144,8 @@ def scale(
 
     Writes `bench-scale.json`, `bench-scale.svg` and `bench-scale.png`.
     """
-    sizes: dict[str, Any] = {
-        "ranks": tuple(ranks) if ranks else None,
-        "rows": rows,
-        "experts": experts,
-        "repeats": repeats,
-    }
-    _run("scale", grid, out, resume, **sizes, latency=latency, bandwidth=bandwidth, flops=flops, seed=seed)
+    sizes = {"ranks": tuple(ranks) if ranks else None, "rows": rows, "experts": experts, "repeats": repeats}
+    _run("scale", grid, out, resume, 1, **sizes, latency=latency, bandwidth=bandwidth, flops=flops, seed=seed)
 
 
 def balance(
@@ -178,19 +173,13 @@ def balance(
 
     For a quick look: `equipoise bench balance --grid quick`.
     """
-    _run("balance", grid, out, resume, cores=threads, trials=trials, seed=seed)
+    _run("balance", grid, out, resume, threads, trials=trials, seed=seed)
 
 
-def _run(name: str, grid: str, out: Path, resume: bool, *, cores: int = 1, **changes: Any) -> None:
+def _run(name: str, grid: str, out: Path, resume: bool, cores: int, /, **changes: Any) -> None:
     """Measures, prints the tables, writes the files.
 
-    Args:
-        name: of the benchmark.
-        grid: whose options are taken.
-        out: the folder of the results.
-        resume: whether to keep the measurements of a finished run.
-        cores: threads of the libraries.
-        **changes: fields of the options that differ from the grid's; None leaves what it says.
+    The options are those of the grid, with changes; None leaves what the grid says.
     """
     # For the libraries that are loaded from here on, which read these variables once, at load.
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(cores)))
@@ -201,21 +190,18 @@ def _run(name: str, grid: str, out: Path, resume: bool, *, cores: int = 1, **cha
     benchmark, console = BENCHMARKS[name], make_console(_LOG_WIDTH)
     recipe = benchmark.recipe(grid, **changes)
 
-    def measure(bar: ProgressBar) -> tuple[Log, list[Path]]:
+    def measure(bar: ProgressBar) -> "tuple[list[Path], list[Table]]":
         log = Log(benchmark, recipe, out, resume=resume)
         for number, step in enumerate(log.steps, start=1):
             bar.show(step.title)
-            bar.log(f"[{number}/{len(log.steps)}] {step.title}: {_outcome(log.run(step))}")
+            record = log.run(step)
+            outcome = "done" if record.seconds is None else f"{record.seconds:.3g} s"
+            outcome = outcome if record.status == "measured" else f"{record.status} ({record.note})"
+            bar.log(f"[{number}/{len(log.steps)}] {step.title}: {outcome}")
             bar.advance(1)
-        return log, log.finish()
+        return log.finish()
 
-    log, paths = run_with_bar(console, len(benchmark.steps(recipe)), out, measure, unit=None)
-    for table in log.tables():
+    paths, tables = run_with_bar(console, len(benchmark.steps(recipe)), out, measure, unit=None)
+    for table in tables:
         console.print(table)
     print_paths(console, paths)
-
-
-def _outcome(record: "Measurement") -> str:
-    if record.status != "measured":
-        return f"{record.status} ({record.note})"
-    return "done" if record.seconds is None else f"{record.seconds:.3g} s"

@@ -14,8 +14,7 @@ from equipoise_lab.audit import (
     audit_table,
     measure,
     prepare,
-    save_cost_figure,
-    save_figure,
+    save_figures,
     verdict_text,
     write_figures,
 )
@@ -89,14 +88,12 @@ def test_files_hold_everything(tmp_path: Path) -> None:
             low, high = entry[group]["bias_interval"]
             assert 0 <= low <= high
         assert {"verdict", "z", "z_limit", "more_estimates", "effective_sample_size", "largest_weight"} <= set(entry)
-    paths = save_figure(audit, found, tmp_path)
-    assert [path.name for path in paths] == ["audit.svg", "audit.png"]
+    paths = save_figures(audit, found, tmp_path)
+    assert [path.name for path in paths] == ["audit.svg", "audit.png", "audit-cost.svg", "audit-cost.png"]
     assert all(path.stat().st_size > 0 for path in paths)
     assert "gm-sh" in paths[0].read_text()
     assert "sample + draws" not in paths[0].read_text()
-    paths = save_cost_figure(audit, found, tmp_path)
-    assert [path.name for path in paths] == ["audit-cost.svg", "audit-cost.png"]
-    assert all(name in paths[0].read_text() for name in ("gm-sh", "sample + draws"))
+    assert all(name in paths[2].read_text() for name in ("gm-sh", "sample + draws"))
     assert audit_table(audit, found).row_count == 4
     assert [entry["baseline"] for entry in stored["strategies"]] == ["none"] * 3 + ["draws"]
     assert [entry["estimates"] for entry in stored["strategies"]] == [4000, 4000, 4000, 1000]

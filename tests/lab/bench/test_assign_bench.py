@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from equipoise_lab.bench import BENCHMARKS, Log
-from equipoise_lab.bench._assign import SIZE_LIMITS
+from equipoise_lab.bench._assign_report import SIZE_LIMITS
 from equipoise_lab.bench._solvers import SOLVERS
 from equipoise_lab.cli import main
 
@@ -26,7 +26,7 @@ def test_run_measures_checks_and_writes(tmp_path: Path) -> None:
     log = Log(ASSIGN, TINY, tmp_path)
     for step in log.steps:
         log.run(step)
-    paths = log.finish()
+    paths, _ = log.finish()
     assert [path.name for path in paths] == ["bench-assign.json", "bench-assign.svg", "bench-assign.png"]
     assert all(path.stat().st_size > 0 for path in paths)
     stored = json.loads(paths[0].read_text())

@@ -19,8 +19,8 @@ def test_run_measures_and_writes(tmp_path: Path) -> None:
     log = Log(BALANCE, TINY, tmp_path)
     for step in log.steps:
         log.run(step)
-    assert log.tables()[0].row_count == 8
-    paths = log.finish()
+    paths, tables = log.finish()
+    assert tables[0].row_count == 8
     assert [path.name for path in paths] == ["bench-balance.json", "bench-balance.svg", "bench-balance.png"]
     assert all(path.stat().st_size > 0 for path in paths)
     stored = json.loads(paths[0].read_text())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from equipoise_lab.bench import Benchmark, Log, Measurement, Step
+from equipoise_lab.bench import Benchmark, Log, Measurement, Report, Step
 
 FIRST = Measurement(seconds=0.5, repeats=3, value=0.0, figures={"largest": 2.0}, note="kept")
 
@@ -33,9 +33,7 @@ def plan() -> Callable[..., tuple[Callable[..., Log], list[str]]]:
             name="try",
             recipes={},
             steps=lambda bench: [step("a/1", first), step("b", Measurement(value=1.0))],
-            tables=lambda bench, records: [],
-            summary=lambda bench, records: {"ratios": len(records)},
-            draw=lambda bench, records: Figure(),
+            report=lambda bench, records: Report(summary={"ratios": len(records)}, tables=[], figure=Figure()),
         )
         return partial(Log, benchmark, Options(**options)), made
 
@@ -62,7 +60,7 @@ def test_file_is_complete_after_every_measurement(tmp_path: Path, plan) -> None:
     }
     assert {path.name for path in log.path.parent.iterdir()} == {"bench-try.json", "measurements"}
     run(log, 1)
-    assert [path.name for path in log.finish()] == ["bench-try.json", "bench-try.svg", "bench-try.png"]
+    assert [path.name for path in log.finish()[0]] == ["bench-try.json", "bench-try.svg", "bench-try.png"]
     assert json.loads(log.path.read_text())["ratios"] == 2
 
 

@@ -13,8 +13,8 @@ from equipoise.nn import ROUTERS
 from equipoise_lab.bench import BENCHMARKS, Log, Measurement
 from equipoise_lab.bench import _layer as layer_module
 from equipoise_lab.bench._layer import layer_steps, layer_verdicts, times_dense_memory
-from equipoise_lab.bench._layer_models import MEMORY, LayerSize, build_dense, build_moe, named_layer
-from equipoise_lab.bench._probes import probe_layer_memory
+from equipoise_lab.bench._layer_models import MEMORY, LayerSize, build_moe, named_layer
+from equipoise_lab.bench._probes import LAYER_MEMORY, ask
 from equipoise_lab.cli import main
 
 LAYER = BENCHMARKS["layer"]
@@ -64,7 +64,7 @@ def test_run_measures_compares_and_writes(tmp_path: Path) -> None:
     log = Log(LAYER, TINY, tmp_path)
     for step in layer_steps(TINY):
         assert log.run(step).status == "measured", step.key
-    paths = log.finish()
+    paths, _ = log.finish()
     assert [path.name for path in paths] == ["bench-layer.json", "bench-layer.svg", "bench-layer.png"]
     assert all(path.stat().st_size > 0 for path in paths)
     stored = json.loads(paths[0].read_text())
@@ -154,7 +154,7 @@ def test_layers_of_the_memory_measurement_have_the_same_active_size() -> None:
 
 def test_memory_of_a_step_includes_what_the_backward_pass_needs() -> None:
     size = LayerSize(tokens=8192, dim=64, hidden_dim=256, num_experts=4)
-    rise, parameters = probe_layer_memory("switch", asdict(size), seed=0, threads=1)
+    rise, parameters = ask(LAYER_MEMORY, "switch", json.dumps(asdict(size)), "0", threads=1)
     hidden = 8192 * 256 * 4
     assert hidden < rise < 5 * hidden
     assert parameters == sum(p.numel() for p in build_moe(size, 0, router="switch").parameters()) * 4
@@ -164,7 +164,7 @@ def test_parameters_depend_on_the_seed_alone() -> None:
     first, second, other = (build_moe(SIZE, seed, router="topk").experts.up for seed in (0, 0, 1))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
-    assert build_dense(SIZE)(torch.zeros(2, 8)).shape == (2, 8)
+    assert named_layer("dense", SIZE, 0)(torch.zeros(2, 8)).shape == (2, 8)
 
 
 @pytest.mark.parametrize(

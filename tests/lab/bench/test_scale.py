@@ -54,13 +54,15 @@ def test_report_of_stored_figures(tmp_path: Path) -> None:
     log = Log(SCALE, bench, tmp_path)
     for step in log.steps:
         log.records[step.key] = Measurement(seconds=1e-3, figures=dict.fromkeys(keys, 1e-3))
-    assert len(log.tables()) == 4
-    assert [path.suffix for path in log.finish()] == [".json", ".svg", ".png"]
-    assert len(SCALE.summary(bench, log.records)["computed"]["global"]) == 10
+    paths, tables = log.finish()
+    assert len(tables) == 4
+    assert [path.suffix for path in paths] == [".json", ".svg", ".png"]
+    assert len(SCALE.report(bench, log.records).summary["computed"]["global"]) == 10
 
 
 def test_report_without_figures_is_empty(tmp_path: Path) -> None:
     log = Log(SCALE, SCALE.recipes["quick"], tmp_path)
-    assert log.tables() == []
-    assert [path.name for path in log.finish()] == ["bench-scale.json"]
-    assert SCALE.summary(log.bench, {}) == {}
+    paths, tables = log.finish()
+    assert tables == []
+    assert [path.name for path in paths] == ["bench-scale.json"]
+    assert SCALE.report(log.bench, {}).summary == {}

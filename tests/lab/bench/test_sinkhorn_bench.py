@@ -17,7 +17,7 @@ def test_run_measures_checks_and_writes(tmp_path: Path) -> None:
     log = Log(SINKHORN, TINY, tmp_path)
     for step in sinkhorn_steps(TINY):
         log.run(step)
-    paths = log.finish()
+    paths, _ = log.finish()
     assert [path.name for path in paths] == ["bench-sinkhorn.json", "bench-sinkhorn.svg", "bench-sinkhorn.png"]
     assert all(path.stat().st_size > 0 for path in paths)
     stored = json.loads(paths[0].read_text())

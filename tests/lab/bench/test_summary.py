@@ -5,13 +5,19 @@ import pytest
 
 from equipoise_lab._tables import format_seconds
 from equipoise_lab.bench import BENCHMARKS, Measurement
-from equipoise_lab.bench._assign import family_key, grid_key
-from equipoise_lab.bench._assign_report import gap_per_row, is_exact, summary, times_faster, times_floor, verdicts
-from equipoise_lab.bench._behaviour import behaviour_key
-from equipoise_lab.bench._benchmark import over_budget
+from equipoise_lab.bench._assign import grid_key
+from equipoise_lab.bench._assign_report import (
+    gap_per_row,
+    is_exact,
+    summary,
+    times_faster,
+    times_floor,
+    times_ours,
+    verdicts,
+)
 from equipoise_lab.bench._families import FAMILIES
-from equipoise_lab.bench._several import several_key, times_faster_with, times_topk
 from equipoise_lab.bench._solvers import SOLVERS
+from equipoise_lab.bench._verdicts import over_budget
 
 SIZE = (4096, 64)
 ASSIGN = BENCHMARKS["assign"]
@@ -33,12 +39,12 @@ def made_up(ours: float = 0.001) -> dict[str, Measurement]:
         records[grid_key(size, "ortools")] = measured(0.15, ours=ours)
         records[grid_key(size, "scipy")] = Measurement(status="skipped", note="about 20 s expected, budget 10 s")
     for point in BENCH.several:
-        records[several_key(point, "topk")] = measured(0.0005, ours=ours)
-        records[several_key(point, "ortools")] = measured(0.15, ours=ours)
+        records[grid_key(point, "topk")] = measured(0.0005, ours=ours)
+        records[grid_key(point, "ortools")] = measured(0.15, ours=ours)
     figures = {"argmax": 0.001, "tight": ours, "slack": ours * 1.2, "tight_gap": 0.0, "slack_gap": 1e-12}
-    records |= {family_key(name): Measurement(seconds=ours, figures=figures) for name in FAMILIES}
+    records |= {f"family/{name}": Measurement(seconds=ours, figures=figures) for name in FAMILIES}
     for name in BENCH.behaviours:
-        records[behaviour_key(name)] = Measurement(seconds=0.01, figures={"ratio": 0.5})
+        records[f"behaviour/{name}"] = Measurement(seconds=0.01, figures={"ratio": 0.5})
     return records
 
 
@@ -58,14 +64,14 @@ def test_slow_solver_fails_the_speed_limits() -> None:
 @pytest.mark.parametrize("name", BENCH.behaviours)
 def test_each_behaviour_can_fail(name: str) -> None:
     records = made_up()
-    records[behaviour_key(name)] = Measurement(seconds=60.0, figures={"ratio": 1.5})
+    records[f"behaviour/{name}"] = Measurement(seconds=60.0, figures={"ratio": 1.5})
     assert [v.passed for v in verdicts(BENCH, records)].count(False) == 1
 
 
 def test_gap_over_the_limit_fails() -> None:
     records = made_up()
-    figures = {**records[family_key("binary")].figures, "slack_gap": 1e-8}
-    records[family_key("binary")] = Measurement(figures=figures)
+    figures = {**records["family/binary"].figures, "slack_gap": 1e-8}
+    records["family/binary"] = Measurement(figures=figures)
     failed = [v.title for v in verdicts(BENCH, records) if v.passed is False]
     assert failed == ["largest relative gap over all families"]
 
@@ -74,8 +80,8 @@ def test_ratios() -> None:
     records = made_up()
     assert times_faster(records, SIZE) == pytest.approx(150.0)
     assert times_floor(records, SIZE) == pytest.approx(2.0)
-    assert times_faster_with(records, (16384, 64, 2)) == pytest.approx(150.0)
-    assert times_topk(records, (16384, 64, 2)) == pytest.approx(2.0)
+    assert times_ours(records, (16384, 64, 2), "ortools") == pytest.approx(150.0)
+    assert times_floor(records, (16384, 64, 2)) == pytest.approx(2.0)
 
 
 def test_a_ratio_is_of_times_in_turns() -> None:
@@ -121,8 +127,8 @@ def test_failed_measurement_is_not_a_time() -> None:
     records[grid_key(SIZE, "primal-dual")] = Measurement(status="failed", seconds=1e-6, note="not balanced")
     assert times_floor(records, SIZE) is None
     assert times_faster(records, SIZE) is None
-    records[several_key((16384, 64, 2), "ortools")] = Measurement(status="failed", seconds=1e-6, note="another value")
-    assert times_faster_with(records, (16384, 64, 2)) is None
+    records[grid_key((16384, 64, 2), "ortools")] = Measurement(status="failed", seconds=1e-6, note="another value")
+    assert times_ours(records, (16384, 64, 2), "ortools") is None
 
 
 FAILED = {key: Measurement(status="failed", note="gave up") for key in made_up()}
@@ -130,7 +136,7 @@ FAILED = {key: Measurement(status="failed", note="gave up") for key in made_up()
 
 @pytest.mark.parametrize("records", [{}, made_up(), FAILED], ids=["empty", "full", "failed"])
 def test_tables_and_summary_take_any_records(records: dict[str, Measurement]) -> None:
-    assert [table.row_count > 0 for table in ASSIGN.tables(BENCH, records)][0]
+    assert [table.row_count > 0 for table in ASSIGN.report(BENCH, records).tables][0]
     assert len(summary(BENCH, records)["ratios"]) == len(BENCH.sizes)
 
 
