@@ -137,7 +137,8 @@ def moe(dim: int, num_experts: int, **options: Any) -> nn.Module:
         options["solves"] = options.pop("draws")
     if options["router"] in eq.STRATEGIES:
         # The defaults when the numbers were stored.
-        options = {"loss": "reinforce", "upstream": True, "conditional_entropy": 0.0, **options}
+        options = {"loss": "reinforce", "conditional_entropy": 0.0, **options}
+        options["upstream"] = options["loss"] != "gating"
     return eq.nn.MoE(dim, num_experts, **options)
 
 

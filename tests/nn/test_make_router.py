@@ -65,10 +65,29 @@ def test_certainty_is_rewarded_where_nothing_else_tells_experts_apart() -> None:
         return make_router(name, dim, 3, **options).loss_weights.get("conditional-entropy", 0.0)
 
     assert weight() == weight("gm-iw-mix") == pytest.approx(0.03)
-    assert weight(marginal_entropy=0.5) == pytest.approx(0.15)
+    assert weight(marginal_entropy=0.5) == pytest.approx(0.03)
     assert weight(marginal_entropy=0.0) == weight(top_k=2) == weight(token_prior=16) == weight(dim=None) == 0.0
     assert weight("switch") == weight("switch", marginal_entropy=0.1) == 0.0
     assert weight("switch", conditional_entropy=0.2) == weight(token_prior=16, conditional_entropy=0.2) == 0.2
+
+
+def test_upstream_needs_a_score_function() -> None:
+    assert "upstream=True" in repr(make_router("skip-iw", 4, 3, upstream=True))
+    with pytest.raises(ValueError, match=r"upstream must be False with loss=\"gating\", which has no score function"):
+        make_router("skip-iw", 4, 3, loss="gating", upstream=True)
+    with pytest.raises(ValueError, match=r"upstream"):
+        make_router("switch", 4, 3, upstream=True)
+
+
+def test_a_gate_with_noise_of_its_own_is_refused_unless_upstream() -> None:
+    class Jittered(Router):
+        def logits(self, x: torch.Tensor) -> torch.Tensor:
+            return super().logits(x * torch.rand_like(x))
+
+    x = torch.randn(12, 4, requires_grad=True)
+    Jittered(4, 3, SamplingRule(STRATEGIES["skip-iw"]), upstream=True)(x)
+    with pytest.raises(ValueError, match=r"logits must return the same for the same rows.*upstream=True"):
+        Jittered(4, 3, SamplingRule(STRATEGIES["skip-iw"]))(x)
 
 
 def test_a_strategy_is_a_router() -> None:

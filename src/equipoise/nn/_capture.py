@@ -137,7 +137,7 @@ def emit(source: RoutingSource, routing: Routing, y: Tensor, x: Tensor | None = 
         return y if pending is None or not torch.is_grad_enabled() else pending.attach(routing, y)
     if sink is not None:
         sink.append(Emission(routing, y.grad_fn, torch.is_grad_enabled(), False, _next_order(), inputs))
-    elif routing.score_function and routing.log_p.requires_grad and y.requires_grad and not in_transform():
+    elif routing.score_function and routing.score_log_p.requires_grad and y.requires_grad and not in_transform():
         y.register_hook(partial(_warn, source))
     return y
 

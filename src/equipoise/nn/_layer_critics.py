@@ -68,7 +68,7 @@ def add_back(
         if critic is not None:
             check_critic_graph(emission.grad_enabled or not differentiable)
             c = critic.detach().to(layer.log_p.dtype)
-            total = total + (before * expected_critic(layer.scored_log_p, c, counted)).sum()
+            total = total + (before * expected_critic(layer.score_log_p, c, counted)).sum()
         if product:
             before = before * layer.weight
     return total

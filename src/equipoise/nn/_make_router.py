@@ -22,6 +22,7 @@ from equipoise.nn._router_checks import (
     check_target,
     check_token_prior,
     check_unused,
+    check_upstream,
     check_weighable,
 )
 from equipoise.nn._routers import ROUTERS, find_router
@@ -55,12 +56,12 @@ class RoutingOptions(TypedDict, total=False):
         upstream: of strategies: whether the score function also trains what computes the rows. False, the default: its
             gradient ends at the router's own parameters, and everything before them learns from the losses alone, with
             the experts that were drawn held fixed. True: the gradient of the whole model, the paper's, which adds the
-            score function's variance to every layer before the router.
+            score function's variance to every layer before the router. For logits of your own gate see `Router.route`.
         balance_loss: weight of the balance loss; None, the default: the router's.
         marginal_entropy: weight of the marginal-entropy loss; None, the default: the router's. The paper's setting: 0.
-        conditional_entropy: weight of the conditional-entropy loss, which rewards certainty. None, the default: for
-            strategies 0.3 times that of the marginal-entropy loss, if each row takes one expert, by a gate of ours and
-            without a token prior; else 0.
+        conditional_entropy: weight of the conditional-entropy loss, which rewards certainty. None, the default: 0.03
+            for strategies that have a marginal-entropy loss, a gate of their own, one expert a row, and no token
+            prior; else 0.
         z_loss: weight of the z-loss, 0 by default.
         rate: of `loss-free`: what the bias moves by after each step, in logit units, 0.001 by default. Short runs need
             more.
@@ -180,7 +181,7 @@ def make_router(
         eps=of_rule["eps"] if row is None or of_rule["eps"] == "auto" else None,  # a number is in the rule
         target_sample_size=of_rule["target_sample_size"],
         upstream=of_rule["upstream"],
-        loss_weights=_complete_weights(row, num_experts, options, specialises=dim is not None and top_k == 1),
+        loss_weights=_complete_weights(row, num_experts, options, unaided=dim is not None and top_k == 1),
         token_prior=options.get("token_prior"),
         device=device,
         dtype=dtype,
@@ -229,6 +230,7 @@ def _make_rule(
 ) -> RoutingRule:
     """Builds the rule of a row, requiring that it has a use for what is not at its default."""
     _check_used(repr(row.name), row.options, options)
+    check_upstream(options["upstream"], options["loss"])
     if "importance" in row.options:
         check_weighable(options["temperature"], options["eps"], options["importance"])
     return row.make(num_experts, device, **{name: options[name] for name in row.options})
@@ -263,7 +265,7 @@ def _check_used(router: str, used: tuple[str, ...], options: Mapping[str, Any]) 
 
 
 def _complete_weights(
-    row: NamedRouter | None, num_experts: int, options: Mapping[str, Any], *, specialises: bool
+    row: NamedRouter | None, num_experts: int, options: Mapping[str, Any], *, unaided: bool
 ) -> dict[str, float]:
     """Takes the recipe's weights for those that are None; returns the ones that are not 0, by the name of the loss."""
     given = {name: options.get(name, default) for name, (_, default) in _OF_LOSSES.items()}
@@ -273,6 +275,7 @@ def _complete_weights(
             check_not_inert(name, weight, inert)
         return {}
     weights = {name: getattr(row, name, 0.0) if weight is None else weight for name, weight in given.items()}
-    if given["conditional_entropy"] is None and row is not None and specialises and options.get("token_prior") is None:
-        weights["conditional_entropy"] = row.certainty * weights["marginal_entropy"]
+    unaided = unaided and options.get("token_prior") is None
+    if given["conditional_entropy"] is None and not (unaided and weights["marginal_entropy"] > 0):
+        weights["conditional_entropy"] = 0.0
     return {_OF_LOSSES[name][0]: weight for name, weight in weights.items() if weight != 0}

@@ -20,8 +20,8 @@ class NamedRouter:
             target_sample_size, upstream, rate and seed.
         balance_loss: the weight of the balance loss, unless the user sets it.
         marginal_entropy: the weight of the marginal-entropy loss, unless the user sets it.
-        certainty: the weight of the conditional-entropy loss, as a part of the marginal-entropy loss's, where nothing
-            else tells experts apart at first: the router has a gate of its own, one expert a row, and no token prior.
+        conditional_entropy: the weight of the conditional-entropy loss, unless the user sets it, where nothing else
+            tells experts apart at first: the router has a gate of its own, one expert a row, and no token prior.
         evaluation: what it does in evaluation, unless the user sets it.
         inert: why balance losses cannot move this router; None if they can.
         doc: one line.
@@ -32,7 +32,7 @@ class NamedRouter:
     options: tuple[str, ...] = ()
     balance_loss: float = 0.0
     marginal_entropy: float = 0.0
-    certainty: float = 0.0
+    conditional_entropy: float = 0.0
     evaluation: str = "argmax"
     inert: str | None = None
     doc: str

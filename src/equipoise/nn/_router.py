@@ -23,6 +23,7 @@ from equipoise._core import (
     check_mask,
     check_one_of,
     check_temperature,
+    reads_values,
 )
 from equipoise.nn._auto import AutoProposal
 from equipoise.nn._balance import balance_losses
@@ -35,6 +36,7 @@ from equipoise.nn._router_checks import (
     check_mixes,
     check_routing,
     check_rows_like,
+    check_same_logits,
     check_token_ids_given,
     check_top_k,
 )
@@ -57,8 +59,9 @@ class Router(WideBuffers):
 
     Logits, softmax and rule work in float32 (float64 for float64), also under autocast and with half-precision
     parameters. State that changes between steps (averages, biases, the temperature of a schedule) changes in `observe`,
-    never in forward, which may run more than once a step. To replace the gate, override `logits` in a subclass. Or
-    build the router without a gate (`dim=None`), and pass the logits of your own gate to `route`.
+    never in forward, which may run more than once a step. To replace the gate, override `logits` in a subclass: it is
+    called twice where the router learns by the score function, and must return the same both times. Or build the router
+    without a gate (`dim=None`), and pass the logits of your own gate to `route`.
 
     Example:
         >>> import equipoise as eq
@@ -181,7 +184,7 @@ class Router(WideBuffers):
             self.prior.reset_parameters()
 
     def logits(self, x: Float[Tensor, "T dim"]) -> Float[Tensor, "T E"]:
-        """Computes the logits, before a token prior is added. Autocast is off here.
+        """Computes the logits, before a token prior is added: a function of x without noise. Autocast is off here.
 
         Args:
             x: the rows, at least float32.
@@ -241,9 +244,9 @@ class Router(WideBuffers):
             mask: of this shape: False for rows that take no expert (padding).
             token_ids: of this shape: for routers that look at them.
             generator: as in `forward`.
-            own_logits: computes the same logits with gradient for the gate's own parameters alone. Called where the
-                router learns by the score function and `upstream` is off. None: the score function trains whatever the
-                logits depend on.
+            own_logits: computes the same logits with gradient for the gate's own parameters alone, such as
+                `lambda: gate(x.detach())`. Called where the router learns by the score function and `upstream` is off.
+                None: the score function trains whatever the logits depend on.
 
         Returns:
             The routing.
@@ -283,14 +286,18 @@ class Router(WideBuffers):
                 scope=scope,
             )
             routing = self._rescaled(self._choose(logits if selection is None else selection, request), request)
-            if routing.score_function and own_logits is not None and not self.upstream and torch.is_grad_enabled():
-                _, own_log_p = self._log_p(own_logits(), flat_ids, flat_mask)
-                routing = replace(routing, score_log_p=own_log_p)
             if self.training and self.loss_weights:
                 routing = replace(routing, balance_losses=balance_losses(self.loss_weights, logits, request))
             if scope.ranks > 1:  # now, since all ranks are here, and not when one of them reads it
                 _ = routing.stats
+        if not routing.score_function or own_logits is None or self.upstream or not torch.is_grad_enabled():
             return routing
+        again = own_logits()  # under autocast, if the logits were
+        with torch.autocast(autocast_device(logits.device), enabled=False):
+            _, own_log_p = self._log_p(again, flat_ids, flat_mask)
+            if type(self).logits is not Router.logits and reads_values(log_p, own_log_p):
+                check_same_logits(torch.allclose(log_p, own_log_p, atol=1e-4))
+            return replace(routing, own_log_p=own_log_p)
 
     def _log_p(self, logits: Tensor, token_ids: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Adds the token prior to the logits, in float32 or more; returns them and their log-probabilities."""
@@ -369,7 +376,7 @@ class Router(WideBuffers):
         rule = "" if isinstance(self.rule, nn.Module) else f", rule={self.rule!r}"
         return (
             f"{self.dim}, {self.num_experts}{rule}, capacity_factor={self.capacity_factor}, "
-            f"evaluation={self.evaluation!r}, loss_weights={self.loss_weights}"
+            f"evaluation={self.evaluation!r}, upstream={self.upstream}, loss_weights={self.loss_weights}"
         )
 
 

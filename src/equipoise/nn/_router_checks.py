@@ -194,3 +194,21 @@ def check_token_ids(ids: Tensor, vocab_size: int) -> None:
             f"token_ids must be in [0, {vocab_size}), the vocab_size of token_prior, got {least} to {largest}: build "
             "the router with the size of the vocabulary, and mask padding by mask="
         )
+
+
+def check_same_logits(same: bool) -> None:
+    """Requires that a gate of the user's own returns the same logits for the same rows."""
+    if not same:
+        raise ValueError(
+            "logits must return the same for the same rows, got two results of one forward pass: add noise to the rows "
+            "before the router, or set upstream=True, which calls it once"
+        )
+
+
+def check_upstream(upstream: bool, loss: str) -> None:
+    """Requires that a router which is to train what is before it by the score function has one."""
+    if upstream and loss == "gating":
+        raise ValueError(
+            'upstream must be False with loss="gating", which has no score function, got True: leave it out, or use '
+            'loss="gated-reinforce"'
+        )

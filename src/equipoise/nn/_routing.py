@@ -43,7 +43,7 @@ class Routing(Record):
         shape: the leading dimensions of the input, x [*shape, dim]; their product is T.
         score_function: whether the router learns by the score function: a surrogate adds the gradient of
             `log_prob()`, times weight and loss.
-        score_log_p: log_p with gradient for the router's own parameters and nothing before them, for the score
+        own_log_p: log_p with gradient for the router's own parameters and nothing before them, for the score
             function; None: the score function differentiates log_p. See `upstream` of `RoutingOptions`.
         exactly_balanced: whether it is known, without reading a tensor, that every expert has exactly K T / E rows
             and that none is dropped or masked.
@@ -72,7 +72,7 @@ class Routing(Record):
     work: Int[Tensor, ""] | None = None
     capacity: int | None = None
     score_function: bool = False
-    score_log_p: Float[Tensor, "T E"] | None = None
+    own_log_p: Float[Tensor, "T E"] | None = None
     exactly_balanced: bool = False
     scope: Scope = field(default_factory=this_process)
     balance_losses: Mapping[str, Tensor] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Routing(Record):
         return (self.indices < self.num_experts).any(1)
 
     def log_prob(self) -> Float[Tensor, "T"]:
-        """Computes log p of what each row drew, as the score function differentiates it.
+        """Computes log p of what each row drew, with gradient, as the score function differentiates it.
 
         Returns:
             One number a row: of several experts, of all of them in their order; 0 for masked rows, and where nothing
@@ -103,12 +103,12 @@ class Routing(Record):
         """
         if self.sample is None:
             return self.log_p.new_zeros(self.log_p.shape[0])
-        return self.sample.log_prob(self.scored_log_p)
+        return self.sample.log_prob(self.score_log_p)
 
     @property
-    def scored_log_p(self) -> Float[Tensor, "T E"]:
-        """The log-probabilities as the score function differentiates them: `score_log_p`, or `log_p`."""
-        return self.log_p if self.score_log_p is None else self.score_log_p
+    def score_log_p(self) -> Float[Tensor, "T E"]:
+        """The log-probabilities as the score function differentiates them: `own_log_p`, or `log_p`."""
+        return self.log_p if self.own_log_p is None else self.own_log_p
 
     @property
     def compared(self) -> Float[Tensor, "T E"]:

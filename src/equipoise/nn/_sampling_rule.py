@@ -38,7 +38,8 @@ class SamplingRule:
     ===================  ==========================  ==========================================================
 
     "gating" leaves out that p also decides which experts are drawn. "gated-reinforce" is eq. (2) of the paper for an f
-    that depends on the router through the gates: the exact gradient of the gated model,
+    that depends on the router through the gates: the exact gradient of the gated model, for the parameters of the
+    router, and with `upstream=True` (see `RoutingOptions`) for those before it,
 
     .. math::
         \nabla \text{E}_p[f_i] = \text{E}_p\left[ (f_i - b) \nabla \log p(z_i) + \nabla f_i \right].
@@ -183,7 +184,7 @@ def sampling_router(strategy: Strategy) -> NamedRouter:
 
     The objective does not balance itself, so the mean distribution is rewarded for its entropy. And a router that is
     nearly uniform gives every expert the same rows at random, so that none has anything of its own to learn: rows are
-    rewarded for certainty, at 0.3 of that weight (0.1 to 0.5 were tried in a language model, docs/language-models.md).
+    rewarded for certainty too (docs/language-models.md has the weights that were tried).
 
     Args:
         strategy: any.
@@ -198,7 +199,7 @@ def sampling_router(strategy: Strategy) -> NamedRouter:
         make=partial(_make_rule, strategy),
         options=(*_OPTIONS, *(name for name, used in own.items() if used)),
         marginal_entropy=0.1,
-        certainty=0.3,
+        conditional_entropy=0.03,
         doc=f"the paper's {strategy.label}" if traits.paper else strategy.label,
     )
 

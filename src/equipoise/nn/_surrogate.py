@@ -99,9 +99,10 @@ class Surrogate(nn.Module):
     are not its own, and collapses. So "router" is the default.
 
     Unbiased for (each line is tested against enumeration; B_l are left aside: a balance loss is differentiated for the
-    batch as it was routed), if routers have `upstream=True`. Without, the default, the second term is what it is here
-    for the parameters of each router, and absent for all others: what stands before a router learns from the losses
-    with that router's draws held fixed. Where nothing that is trained stands before the routers, both are the same.
+    batch as it was routed), if routers have `upstream=True`. By default they have not: then the second term of a layer
+    trains its own router, as it does here, and nothing else. What stands before a router, the gates of lower layers
+    included, learns from the losses with that router's draws held fixed. The gradient of the last router, and of every
+    router whose outputs are not gated, is the same in both cases.
 
     - **"router"**, with `sample`, `skip-iw`, `gm-iw` and what is made of them, at any temperature, under attention too:
       E[(1/n) sum_i grad f_i] of the model as run, its draws held fixed, plus, for each layer l and token i, the exact

@@ -284,3 +284,14 @@ def test_the_score_function_ends_at_the_gate_unless_upstream(family, upstream):
     (before, gate), (before_again, gate_again) = gradients
     assert torch.equal(before, before_again) is not upstream
     assert not torch.equal(gate, gate_again)
+
+
+@families
+def test_logits_of_the_score_function_are_those_of_the_draw_under_autocast(family):
+    model, ids = tiny_model(family).train(), tokens()
+    swap_routers(model, "skip-iw")
+    with eq.nn.capture(model) as routings, torch.autocast("cpu", dtype=torch.bfloat16):
+        model(input_ids=ids)
+    for routing in routings[1:]:  # nothing before the first gate has an expert
+        assert routing.own_log_p is not None
+        assert torch.equal(routing.own_log_p, routing.log_p)

@@ -304,7 +304,14 @@ def _replayed(routing: Routing, call: RecordedCall, router: Router) -> Routing:
     if router.traits.gated and router.scoring is not None:
         now = router.scoring.factors(routing.logits, wanted)
         scores = torch.where(indices < routing.num_experts, scores + (now - now.detach()), 0.0)
-    nothing = {"sample": None, "gap": None, "work": None, "capacity": None, "exactly_balanced": False}
+    nothing = {
+        "sample": None,
+        "gap": None,
+        "work": None,
+        "capacity": None,
+        "exactly_balanced": False,
+        "own_log_p": None,
+    }
     return replace(
         routing, indices=indices, scores=scores, weight=torch.ones_like(routing.weight), score_function=False, **nothing
     )
