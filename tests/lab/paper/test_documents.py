@@ -140,11 +140,14 @@ def test_tables_of_the_language_models() -> None:
     marks = "".join(
         f"<!-- begin lm-{name} -->\n<!-- end lm-{name} -->\n" for name in ("losses", "differences", "goals", "lengths")
     )
-    found |= {"recipe": {"steps": 2000}, "outcomes": [row, other, {**row, "contender": "hash", "label": "hash"}]}
-    shorter = {**found, "recipe": {"steps": 1000}}
-    filled = fill_verdicts(marks, [], language=found, shorter=shorter)
-    assert "| router | 1,000 steps | 2,000 steps | minus hash, 1,000 steps | minus hash, 2,000 steps |" in filled
-    assert "| B | 1.400 | 1.400 | -0.100 | -0.100 |" in filled
+    curves = {"A": 1.3, "B": 1.2, "hash": 1.25}
+    found["outcomes"] = [
+        {**each, "curve": [[step, curves[each["label"]] + extra] for step, extra in ((10, 1.0), (20, 0.5), (30, 0.0))]}
+        for each in (row, other, {**row, "contender": "hash", "label": "hash"})
+    ]
+    filled = fill_verdicts(marks, [], language=found)
+    assert "| router | 10 steps | 20 steps | 30 steps | minus hash, 10 | minus hash, 20 | minus hash, 30 |" in filled
+    assert "| B | 2.200 | 1.700 | 1.200 | -0.050 | -0.050 | -0.050 |\n| hash " in filled
     assert "| B | 1.400 (0.010) | 1.600 | - | - | - | 20.0 | learning rate 0.003 |\n| A | 1.500 " in filled
     assert "| A | 1.500 (0.010) | 1.600 | 0.20 | 0.50 | 5.0% | 20.0 |" in filled
     assert "| A | B | +0.100 | -0.100 to +0.300 | **-0.200** | -0.300 to -0.100 |" in filled
