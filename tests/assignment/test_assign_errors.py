@@ -253,3 +253,12 @@ def test_method_that_is_no_name(method: Any) -> None:
 def test_default_solver_is_for_the_cpu() -> None:
     with pytest.raises(ValueError, match='method "primal-dual" needs scores on the CPU, got meta: use "settle"'):
         eq.assign(torch.empty(8, 4, device="meta"), method="primal-dual")
+
+
+@pytest.mark.parametrize(("bad", "message"), [(torch.nan, "must not be NaN, got NaN"), (torch.inf, r"below \+inf")])
+@pytest.mark.parametrize("top_k", [2, 8])
+def test_an_illegal_score_is_found_in_a_row_whose_offers_were_guessed(bad: float, message: str, top_k: int) -> None:
+    scores = torch.randn(2048, 64, generator=torch.Generator().manual_seed(0))
+    scores[1503, 17] = bad
+    with pytest.raises(ValueError, match=rf"scores .*{message}.* row 1503"):
+        eq.assign(scores, top_k=top_k)

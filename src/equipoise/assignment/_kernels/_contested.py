@@ -107,9 +107,10 @@ def largest_offers(row: Scores, prices: Scores, top: Scores) -> bool:
 
 @jit
 def last_of_largest(row: Scores, prices: Scores, marks: Any, top: Scores) -> float:
-    """The last of the largest offers, as many as `top` has room for; NaN if one is NaN or +inf.
+    """The last of the largest offers, as many as `top` has room for; NaN if one of them is +inf.
 
-    `top` holds those of another row, which is the guess: with luck few offers are above its last, and enough.
+    `top` holds those of another row, which is the guess: with luck few offers are above its last, and enough. A NaN in
+    the row may pass unseen here; the bits of `offers_from`, with which the caller goes on, show it.
     """
     size, count = top.shape[0], 0
     guess = top[-1] - (top[0] - top[-1]) / size  # lower by what two neighbours differ by on average
