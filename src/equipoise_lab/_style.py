@@ -173,8 +173,9 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
     figure.set_layout_engine(None)
-    figure.savefig(paths[0], metadata={"Date": None})
-    figure.savefig(paths[1], dpi=DPI)
+    with style():  # ids and text of an SVG depend on it, whoever drew the figure
+        figure.savefig(paths[0], metadata={"Date": None})
+        figure.savefig(paths[1], dpi=DPI)
     return paths
 
 

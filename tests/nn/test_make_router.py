@@ -66,6 +66,7 @@ def test_certainty_is_rewarded_where_nothing_else_tells_experts_apart() -> None:
 
     assert weight() == weight("gm-iw-mix") == pytest.approx(0.03)
     assert weight(marginal_entropy=0.5) == pytest.approx(0.03)
+    assert weight(marginal_entropy=0.01) == pytest.approx(0.003)
     assert weight(marginal_entropy=0.0) == weight(top_k=2) == weight(token_prior=16) == weight(dim=None) == 0.0
     assert weight("switch") == weight("switch", marginal_entropy=0.1) == 0.0
     assert weight("switch", conditional_entropy=0.2) == weight(token_prior=16, conditional_entropy=0.2) == 0.2

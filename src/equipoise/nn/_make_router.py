@@ -60,8 +60,8 @@ class RoutingOptions(TypedDict, total=False):
         balance_loss: weight of the balance loss; None, the default: the router's.
         marginal_entropy: weight of the marginal-entropy loss; None, the default: the router's. The paper's setting: 0.
         conditional_entropy: weight of the conditional-entropy loss, which rewards certainty. None, the default: 0.03
-            for strategies that have a marginal-entropy loss, a gate of their own, one expert a row, and no token
-            prior; else 0.
+            for strategies that have a gate of their own, one expert a row, and no token prior, less in proportion if
+            the marginal-entropy loss has less weight than its default; else 0.
         z_loss: weight of the z-loss, 0 by default.
         rate: of `loss-free`: what the bias moves by after each step, in logit units, 0.001 by default. Short runs need
             more.
@@ -275,7 +275,9 @@ def _complete_weights(
             check_not_inert(name, weight, inert)
         return {}
     weights = {name: getattr(row, name, 0.0) if weight is None else weight for name, weight in given.items()}
-    unaided = unaided and options.get("token_prior") is None
-    if given["conditional_entropy"] is None and not (unaided and weights["marginal_entropy"] > 0):
-        weights["conditional_entropy"] = 0.0
+    if given["conditional_entropy"] is None and row is not None and row.conditional_entropy > 0:
+        # Certainty alone makes a router collapse: there is less of it where its counterpart has less weight than usual.
+        unaided = unaided and options.get("token_prior") is None
+        share = min(1.0, weights["marginal_entropy"] / row.marginal_entropy) if unaided else 0.0
+        weights["conditional_entropy"] = max(share, 0.0) * row.conditional_entropy
     return {_OF_LOSSES[name][0]: weight for name, weight in weights.items() if weight != 0}
