@@ -4,10 +4,12 @@
 Every collective goes through here, so that a rank that is missing ends in one error that says what to look for.
 """
 
+import atexit
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -74,13 +76,16 @@ class Ranks:
         self.expert_mesh = mesh if mesh.ndim == 1 else mesh[EXPERT_AXIS]
         self.size, self.expert_size = mesh.size(), self.expert_mesh.size()
         self.data_size = self.size // self.expert_size
-        self.expert_group = self.expert_mesh.get_group()
-        self.group = whole_group(mesh)
-        self.host_group = _host_group(self.group)
+        group = whole_group(mesh)
+        # Weak references: a group that somebody holds keeps its threads when it is destroyed.
+        self._expert_group, self._group, self._host_group = map(
+            ref, (self.expert_mesh.get_group(), group, _host_group(group))
+        )
+        atexit.register(_forget_groups, mesh)
         self.members: list[int] = mesh.mesh.flatten().tolist()
         self.rank = self.members.index(dist.get_rank())
         names = [name for name in mesh.mesh_dim_names or () if name != EXPERT_AXIS] if mesh.ndim > 1 else []
-        self.data_groups = [mesh.get_group(name) for name in names]
+        self._data_groups = [ref(mesh.get_group(name)) for name in names]
         self.sent = {kind: Sent() for kind in ("tokens", "counts", "sums", "rows", "sizes")}
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Tensor:
@@ -95,14 +100,14 @@ class Ranks:
         others = self.size - 1
         self.sent["sums"].add(2 * others, 2 * others * out.numel() * out.element_size() // self.size)
         with explained("a sum over all ranks"):
-            dist.all_reduce(out, kinds[op], group=self.group)
+            dist.all_reduce(out, kinds[op], group=_existing(self._group))
         return out
 
     def average_over_data(self, x: Tensor) -> None:
         """Averages a tensor in place over the ranks that hold the same experts."""
         with explained("the average of the experts' gradients"):
-            for group in self.data_groups:
-                dist.all_reduce(x, group=group)
+            for group in self._data_groups:
+                dist.all_reduce(x, group=_existing(group))
         x.div_(self.data_size)
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
@@ -118,7 +123,7 @@ class Ranks:
         out = [torch.empty_like(padded) for _ in range(self.size)]
         self.sent["rows"].add(self.size - 1, (self.size - 1) * padded.numel() * padded.element_size())
         with explained("a gathering of rows"):
-            dist.all_gather(out, padded, group=self.group)
+            dist.all_gather(out, padded, group=_existing(self._group))
         return [part[:size] for part, (size,) in zip(out, sizes, strict=True)]
 
     def gather_numbers(self, numbers: Sequence[int]) -> Callable[[], list[list[int]]]:
@@ -134,7 +139,7 @@ class Ranks:
         out = [torch.empty_like(own) for _ in range(self.size)]
         self.sent["sizes"].add(self.size - 1, (self.size - 1) * own.numel() * own.element_size())
         with explained("an exchange of sizes"):
-            work: Any = dist.all_gather(out, own, group=self.host_group, async_op=True)
+            work: Any = dist.all_gather(out, own, group=_existing(self._host_group), async_op=True)
 
         def wait() -> list[list[int]]:
             with explained("an exchange of sizes"):
@@ -147,13 +152,13 @@ class Ranks:
         """Returns a small object of every rank, in the order of the mesh."""
         out: list[Any] = [None] * self.size
         with explained("a comparison of settings"):
-            dist.all_gather_object(out, value, group=self.host_group)
+            dist.all_gather_object(out, value, group=_existing(self._host_group))
         return out
 
     def broadcast(self, x: Tensor) -> None:
         """Overwrites a tensor with the first rank's."""
         with explained("a broadcast of parameters"):
-            dist.broadcast(x, self.members[0], group=self.group)
+            dist.broadcast(x, self.members[0], group=_existing(self._group))
 
     def all_to_all(self, x: Tensor, receive: Sequence[int] | None = None, send: Sequence[int] | None = None) -> Tensor:
         """Sends a part of the rows to each rank of the expert axis, and returns what they send.
@@ -171,7 +176,7 @@ class Ranks:
         kind = "tokens" if x.is_floating_point() else "counts"
         self.sent[kind].add(self.expert_size - 1, (x.shape[0] - mine) * row)
         with explained("an exchange of tokens"):
-            dist.all_to_all_single(out, x.contiguous(), *splits, group=self.expert_group)
+            dist.all_to_all_single(out, x.contiguous(), *splits, group=_existing(self._expert_group))
         return out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
@@ -203,6 +208,8 @@ def explained(what: str) -> Generator[None]:
     """
     try:
         yield
+    except RankError:
+        raise
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RankError(
@@ -226,3 +233,25 @@ def _host_group(group: Any) -> Any:
     if any(device.type == "cpu" for device in group._device_types):
         return group
     return dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
+
+
+def _existing(group: ref[Any]) -> Any:
+    """Returns a process group, which must not have been destroyed."""
+    found = group() if dist.is_initialized() else None
+    if found is None:
+        raise RankError(
+            "process groups must exist while a parallelised model is used, but those of its mesh were destroyed: call "
+            "destroy_process_group last"
+        )
+    return found
+
+
+def _forget_groups(mesh: DeviceMesh) -> None:
+    """Lets a mesh forget its process groups, if they were destroyed: called when the interpreter is about to end.
+
+    torch keeps the meshes of DTensors, and those keep their groups, so `destroy_process_group` does not end the threads
+    of gloo. One of them that drops its last message while the interpreter ends would abort the process.
+    """
+    if not dist.is_initialized():
+        for part in (mesh, mesh._get_root_mesh()):  # pyright: ignore[reportPrivateUsage]
+            getattr(part, "_pg_registry", {}).clear()
