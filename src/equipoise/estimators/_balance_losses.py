@@ -28,7 +28,7 @@ def load_balance_loss(
         k \sum_j F_j P_j, \qquad P_j = \frac{1}{n} \sum_i p_{ij}, \qquad
         F_j = \frac{1}{n} \#\{i : \arg\max_{j'} p_{ij'} = j\}.
 
-    It is 1 where all is balanced. The gradient flows through P alone.
+    It is 1 for a balanced router. The gradient flows through P alone.
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
@@ -72,8 +72,8 @@ def marginal_entropy_loss(
     .. math::
         \sum_j P_j \log P_j, \qquad P_j = \frac{1}{n} \sum_i p_{ij},
 
-    between -log k, where the experts are equally likely on average, and 0. It does not depend on how certain each
-    single row is.
+    between -log k, where the experts are equally likely on average, and 0. It depends on the mean of the rows'
+    distributions alone, and not on how certain each row is.
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
@@ -108,8 +108,8 @@ def conditional_entropy_loss(
         -\frac{1}{n} \sum_{ij} p_{ij} \log p_{ij},
 
     between 0, where every row is certain of its expert, and log k. Together with `marginal_entropy_loss`, at equal
-    weights, it is minus the mutual information of row and expert: experts then get different rows, and equally many,
-    before the task itself tells them apart.
+    weights, it is minus the mutual information of row and expert. Experts then get different rows, and equally many of
+    them, even before the task itself tells them apart.
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.

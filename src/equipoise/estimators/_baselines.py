@@ -30,13 +30,13 @@ def ema_update(
     decay: float | Float[Tensor, "..."],
     scope: Scope = THIS_PROCESS,
 ) -> Float[Tensor, "..."]:
-    """Moves an exponential moving average on by the plain mean of the losses over the rows that were kept.
+    """Updates an exponential moving average with the plain mean of the losses of the rows that were kept.
 
     Args:
         value: the average so far: one number [], for the mean over all batch dimensions, or one for each problem [...].
         losses: f(x_i, z_i).
-        kept: rows to average over, or the sample that kept them. Where there is none the value stays.
-        decay: how much of the value stays, in [0, 1); one number, or one for each entry of the value.
+        kept: rows to average over, or the sample that kept them. If no row is kept, the value stays.
+        decay: the weight of the old value, in [0, 1); one number, or one for each entry of the value.
         scope: of the rows: the mean is over those of all ranks.
 
     Returns:
@@ -78,10 +78,10 @@ class EMABaseline:
     with f_s the plain mean of the losses over the rows kept at step s. From the second step on this is a weighted
     average of past losses alone, corrected for the start as Adam corrects its moments. With `corrected=False` it is the
     paper's, :math:`b_{t+1} = \lambda b_t + (1 - \lambda) f_t`, which depends on its start for about 1 / (1 - lambda)
-    steps. From a start of 0, b is too small during these steps, and the score-function term many times too large.
+    steps. From a start of 0, b is too small during these steps, and the score-function term is many times too large.
 
-    Unbiased when: read first, updated afterwards. The value then depends on past batches only, and subtracting it is
-    unbiased under every way of sampling.
+    Unbiased when: it is read before it is updated with the same batch. The value then depends on past batches only, and
+    subtracting it is unbiased under every way of sampling.
 
     Example:
         >>> import equipoise.sampling as sampling
@@ -101,13 +101,13 @@ class EMABaseline:
     def __init__(
         self, decay: float = 0.99, shape: Sequence[int] = (), *, start: float = 0.0, corrected: bool = True
     ) -> None:
-        """Starts at a number.
+        """Sets up the average.
 
         Args:
             decay: lambda, in [0, 1).
             shape: () for one number, the mean over all batch dimensions; or the batch dimensions, for a number each.
-            start: b before the first batch, when nothing is known of the losses. What an untrained model loses, such as
-                log(classes), keeps the first step in line with those that follow.
+            start: b before the first batch. The loss of an untrained model, such as log(classes), makes the first step
+                as large as those that follow.
             corrected: whether the start has weight 0 from the first batch on.
         """
         check_fraction("decay", decay)
@@ -152,7 +152,8 @@ class EMABaseline:
         """Continues from a `state_dict`.
 
         Args:
-            state: of a baseline of the same shape. One of version 0.1 has no "seen", and counts as one of many batches.
+            state: the state of a baseline of the same shape. A state of version 0.1 has no "seen"; it counts as one
+                after many batches.
         """
         check_shape("state['value']", state["value"], self.value.shape, "that of this baseline")
         self.value = state["value"].clone()
@@ -166,13 +167,13 @@ def leave_one_out_baseline(
     """Averages, for each row, the losses of the other rows of its batch that were kept; 0 where there is none.
 
     Unbiased when: the rows were sampled independently (`sample_independent`). Under skip and Gumbel-Matching the other
-    rows' experts depend on z_i, and this baseline is **biased**. It is refused there, unless `allow_biased`; use
-    `draws_baseline` over independent draws, or a statistic of past batches.
+    rows' experts depend on z_i, and this baseline is **biased**. The function refuses it there, unless `allow_biased`
+    is set. Use `draws_baseline` over independent draws, or a statistic of past batches.
 
     Args:
         losses: f(x_i, z_i).
         s: the sample.
-        allow_biased: compute it where it is biased too, for experiments that show the bias.
+        allow_biased: compute it even where it is biased, for experiments that show the bias.
 
     Returns:
         [..., n], detached.
@@ -213,8 +214,8 @@ def draws_baseline(
     Args:
         losses: f(x_i, z_i) of D >= 2 draws, which are the first dimension.
         s: the sample of all draws, from noise of that shape.
-        weight: of each row, as in the estimate: the average is then of the router's loss, not of the proposal's; None
-            for equal ones.
+        weight: the weight of each row in the estimate. The average is then that of the router's loss, not of the
+            proposal's. None: equal weights.
 
     Returns:
         [D, ..., n], detached.

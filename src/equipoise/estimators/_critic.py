@@ -34,10 +34,11 @@ class RegressionCritic:
 
     Without features it is the running mean of each expert's losses.
 
-    Unbiased when: read first, updated afterwards. `c = critic(x)`, then `reinforce(..., critic=c)`, then
-    `critic.update(x, s, losses)`: c then depends on past batches only. A critic that was updated with the current batch
-    before it is read depends on the experts that were drawn, and the estimate is **biased**. This cannot be detected,
-    because two batches may have the same features. The features of a row may not depend on its expert either.
+    Unbiased when: it is read before it is updated with the same batch, so that c depends on past batches only. First
+    `c = critic(x)`, then `reinforce(..., critic=c)`, then `critic.update(x, s, losses)`. A critic that was updated with
+    the current batch before it is read depends on the experts that were drawn, and the estimate is **biased**. This
+    cannot be detected, because two batches may have the same features. The features of a row may not depend on its
+    expert either.
 
     Example:
         >>> import equipoise.sampling as sampling
@@ -63,8 +64,8 @@ class RegressionCritic:
 
         Args:
             num_experts: k.
-            num_features: F; 0 for the running mean of each expert.
-            decay: lambda in [0, 1), how much of the past stays when an expert processes another batch of rows.
+            num_features: F. With 0 the critic is the running mean of each expert's losses.
+            decay: lambda in [0, 1), the weight of the past when an expert processes another batch of rows.
             shape: () for one critic, fitted to all batch dimensions; or the batch dimensions, for a critic each.
         """
         check_iterations("num_experts", num_experts)
@@ -135,7 +136,7 @@ class RegressionCritic:
         """Continues from a `state_dict`.
 
         Args:
-            state: of a critic with as many experts and features, and of the same shape.
+            state: the state of a critic with as many experts and features, and of the same shape.
         """
         check_shape("state['moments']", state["moments"], self.moments.shape, "that of this critic")
         self.moments = state["moments"].to(torch.float64, copy=True)

@@ -19,8 +19,8 @@ from equipoise.sampling import Sample
 def gate(log_p: Float[Tensor, "*batch n k"], s: Sample) -> Float[Tensor, "*batch n"]:
     """Computes the factor that multiplies each row's expert output: p(z_i), at temperature 1, with gradient.
 
-    The prediction is `gate(log_p, s)[..., None] * expert_z(x)` (section 3.1 of the paper). At test time too: a sample
-    drawn at temperature 0 takes the expert of largest probability.
+    The prediction is `gate(log_p, s)[..., None] * expert_z(x)` (section 3.1 of the paper). Use it at test time too,
+    with a sample drawn at temperature 0, which takes the expert of largest probability.
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.

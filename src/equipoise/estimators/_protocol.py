@@ -59,13 +59,14 @@ def draw_noise(
 ) -> Noise:
     """Draws the noise for logits of a shape: Gumbel, priorities, coins, picks, in this order.
 
-    With the same seed, what is drawn first is therefore the same with and without what is drawn later.
+    So the Gumbel noise of a seed is the same whether or not the others are drawn too.
 
     Args:
         shape: [..., n, k].
         priority: whether to draw priorities too.
         coin: whether to draw coins too.
-        solves: m, for Gumbel noise and coins of m solves, and picks among them; None for one without a dimension.
+        solves: m: draw Gumbel noise and coins for m solves, and a pick among them. None: noise for one solve, without
+            this dimension.
         generator: where the randomness comes from; None is torch's global stream of the device.
         dtype: None is torch's default.
         device: None is the generator's device if there is one, else torch's default.
@@ -166,8 +167,8 @@ class StrategyTraits:
         assigns_all: whether every row gets an expert that processes it. A strategy that also respects the capacity then
             needs one that holds all rows.
         mixes: whether a flat proposal is mixed in: `draw` takes `eps`, and `with_options(eps=)` sets it.
-        averages: whether conditionals are averaged over several solves, whose number `with_options(solves=)` sets.
-        paper: whether it is one of the paper's.
+        averages: whether conditionals are averaged over several solves; `with_options(solves=)` sets their number.
+        paper: whether it is one of the paper's strategies.
 
     Example:
         >>> StrategyTraits().mixes, StrategyTraits().averages

@@ -38,32 +38,32 @@ def reinforce(
         \nabla = \frac{1}{n} \sum_i \left\{ w_i \left[ (f_i - b - c_{i z_i}) \nabla \log p(z_i | x_i) +
         \nabla f_i \right] + \nabla \sum_j p_{ij} c_{ij} \right\}, \qquad c \text{ detached}.
 
-    The score-function term adds gradient and no value, so the result can be logged as it is.
-    Weights, the baseline, and the loss inside the score-function term are detached. Rows that were dropped or are
-    masked contribute nothing, whatever their losses hold.
+    The score-function term adds gradient and no value, so you can log the result as it is. Weights, the baseline, and
+    the loss inside the score-function term are detached. Rows that were dropped or are masked contribute nothing,
+    whatever their losses hold.
 
     Approximates: the gradient of E[(1/n) sum_i f(x_i, z_i)] under the router.
-    With: the formula above, eq. (2), (3) and (6) of the paper by the sample and its weights.
+    With: the formula above, which is eq. (2), (3) or (6) of the paper, depending on the sample and its weights.
     Requires: `losses[i]` depends on no other row's expert; f need not be differentiable in anything.
     Unbiased when: the weights are (see `importance_weight`) and b for row i does not depend on z_i. Under skip and
     Gumbel-Matching the other rows' experts depend on z_i, so a baseline that depends on the rest of the batch is
     biased there; statistics of past batches are always allowed. The same holds for row i of the critic, which may
     differ by expert but may not depend on which one was drawn: predict first, fit afterwards.
 
-    Not detected: a baseline that was computed from the losses of this batch, such as `losses.mean()`. A tensor has
-    no record of what it was computed from, so only the losses themselves are recognised and refused. Under a capacity
-    such a baseline is **biased**, without a warning. `leave_one_out_baseline` takes the sample and refuses there;
+    Not detected: a baseline that was computed from the losses of this batch, such as `losses.mean()`. A tensor has no
+    record of what it was computed from, so only the losses themselves are recognised and refused. Under a capacity such
+    a baseline is **biased**, without a warning. `leave_one_out_baseline`, which takes the sample, refuses there;
     `equipoise audit --baseline leave-one-out` measures the bias.
 
     Args:
         log_p: the router's log-probabilities, `log_softmax(logits)` at temperature 1, with gradient.
-        s: the sample. Of several experts a row, log p is that of all of them, and `weight` must be given.
+        s: the sample. If a row has several experts, log p is that of all of them, and `weight` must be given.
         losses: f(x_i, z_i), with or without gradient. For a loss that rows share, expand it.
         baseline: b: a number, one for each problem [...] or one for each row [..., n]; not a mean over this batch, see
             above.
         weight: w; None is `importance_weight(log_p, s)`.
-        critic: c, finite, for example from a `RegressionCritic`; None for none. With it, and b on top, b should be what
-            the critic leaves: 0 if it predicts well.
+        critic: c, finite, for example from a `RegressionCritic`; None: no critic. If you pass a baseline too, it should
+            predict what the critic leaves of the losses: 0 for a good critic.
 
     Returns:
         [...], one number for each problem: sum or average it and call backward.

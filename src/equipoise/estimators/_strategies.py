@@ -198,7 +198,7 @@ STRATEGIES: MappingProxyType[str, WeightedSampler] = MappingProxyType({row.name:
 PAPER_STRATEGIES: MappingProxyType[str, WeightedSampler] = MappingProxyType(
     {row.name: row for row in _TABLE if row.paper}
 )
-"""The six of the paper."""
+"""The paper's six strategies."""
 
 
 def get_strategy(name: str) -> Strategy:

@@ -35,15 +35,16 @@ class WeightedSampler:
         label: the name in figures; the paper's where it has one.
         sampler: from log_p and noise to a sample; see `Sampler`.
         correction: the part of the weight that makes up for dropped rows.
-        skips: whether rows are dropped by priority, so that the noise needs one.
+        skips: whether rows are dropped by priority, so that the noise needs priorities.
         respects_capacity: whether no expert ever processes more rows than its capacity.
         assigns_all: whether every row gets an expert that processes it.
-        unbiased: whether the estimate with importance weights is.
+        unbiased: whether the estimate with importance weights is unbiased.
         mixes: whether a flat proposal is mixed in, so that the noise needs a coin for each row.
-        eps: its weight, where it is.
-        averages: whether conditionals are averaged over solves, so that the noise has one matrix for each, and a pick.
-        solves: how many, where they are.
-        paper: whether it is one of the paper's.
+        eps: the weight of the flat proposal, for a strategy that mixes.
+        averages: whether conditionals are averaged over several solves, so that the noise has a matrix for each, and a
+            pick.
+        solves: the number of solves, for a strategy that averages.
+        paper: whether it is one of the paper's strategies.
         doc: what it approximates, with what, what it requires, when it is unbiased.
 
     Example:

@@ -38,13 +38,13 @@ def sample_averaged(
 
     Given the other rows' noise in all m matrices, row i's expert is a draw from this mixture, because the row's own
     noise and the choice of the matrix are independent of the others' noise. So importance weights with the mixture are
-    unbiased, as with the single conditional of `sample_gumbel_matching`. As m grows, the mixture approaches the
-    marginal of z_i, whose weights vary least. All rows use the same matrix, so the assignment is balanced. It takes m
-    solves and one evaluation of the experts.
+    unbiased, as are those with the single conditional of `sample_gumbel_matching`. As m grows, the mixture approaches
+    the marginal of z_i, whose weights vary least. All rows use the same matrix, so the assignment is balanced. A draw
+    takes m solves and one evaluation of the experts.
 
     Args:
-        logits: unnormalised log-probabilities a; -inf forbids a pair. The proposal may be any: the router's logits, or
-            others.
+        logits: unnormalised log-probabilities a; -inf forbids a pair. They may be the router's, or those of any other
+            proposal.
         gumbel: standard Gumbel noise, from `draw_gumbel`, m matrices for each problem.
         pick: a uniform number in [0, 1) for each problem: assignment number floor(m * pick), from 0, is used.
         temperature: tau >= 0, one number or one for each problem. 0 is the deterministic assignment of the logits.

@@ -61,15 +61,15 @@ def sample_gumbel_matching(
     (k / eps) exp(D_i). D_i measures how far the other rows' noise moves the costs of experts from Sinkhorn's prices.
 
     Args:
-        logits: unnormalised log-probabilities a; -inf forbids a pair. The proposal may be any: the router's logits, or
-            others.
+        logits: unnormalised log-probabilities a; -inf forbids a pair. They may be the router's, or those of any other
+            proposal.
         gumbel: standard Gumbel noise, from `draw_gumbel`.
         temperature: tau >= 0, one number or one for each problem. 0 is the deterministic assignment of the logits
             (BASE layers).
         capacity: rows an expert may take; together they hold every row. None: ceil(rows that are not masked / k); or
             one for all, one for each expert, or one for each problem and expert.
         mask: False for rows that take no expert (padding).
-        sinkhorn_first: match sinkhorn(a / tau) in place of a / tau. The same assignment where there is no slack.
+        sinkhorn_first: match sinkhorn(a / tau) in place of a / tau. Without slack the assignment is the same.
         marginals: what `log_q` is. "conditional": the exact probability given the other rows' noise. "sinkhorn":
             sinkhorn(a / tau) at this capacity, which approximates the marginals. "proposal": softmax(a / tau), as if
             nothing had been balanced. With eps > 0, the same of each component, mixed.

@@ -34,8 +34,8 @@ def sample_independent(
     q = (1 - eps) softmax(a / tau) + eps / k, and no importance weight exceeds k / eps.
 
     Args:
-        logits: unnormalised log-probabilities a; -inf forbids a pair. The proposal may be any: the router's logits, or
-            others.
+        logits: unnormalised log-probabilities a; -inf forbids a pair. They may be the router's, or those of any other
+            proposal.
         gumbel: standard Gumbel noise, from `draw_gumbel`.
         temperature: tau >= 0, one number or one for each problem. 0 takes the largest logit, without noise.
         mask: False for rows that take no expert (padding).

@@ -64,13 +64,15 @@ def sample_rounds(
     which is the Plackett-Luce distribution. Round r runs the strategy on p^r, in which the row's earlier choices are
     forbidden (-inf), with noise of its own.
 
-    Unbiased when: the strategy is. Given the rounds before, the expectation of w_i^r h(z_i^r) over round r is that of h
-    under p^r, for every h; from the last round to the first this makes w_i h(z_i^1, ..., z_i^K) unbiased under p.
+    Unbiased when: the strategy is unbiased. Given the rounds before, the expectation of w_i^r h(z_i^r) over round r is
+    that of h under p^r, for every h; from the last round to the first this makes w_i h(z_i^1, ..., z_i^K) unbiased
+    under p.
 
-    Capacity adds up. Through round r expert j takes at most r c_j rows, so in round r at most r c_j minus the rows that
-    it kept before, and K c_j in all: a round may fill the slots that earlier ones left free. With equal capacities that
-    hold all rows (k c >= n) every round can be assigned, and any row can take any expert that it has not had. With
-    unequal capacities, or with pairs that you forbid, there may be no assignment left; the solver then raises.
+    Capacities of rounds add up. Through round r expert j takes at most r c_j rows, so in round r at most r c_j minus
+    the rows that it kept before, and K c_j in all: a round may fill the slots that earlier ones left free. With equal
+    capacities that hold all rows (k c >= n) every round can be assigned, and any row can take any expert that it has
+    not had. With unequal capacities, or with pairs that you forbid, there may be no assignment left; the solver then
+    raises.
 
     Proof for equal capacities: after r rounds, spread every row evenly over its k - r other experts. If u_j <= r c rows
     have had expert j, it gets (n - u_j) / (k - r) rows, which is at most its room (r + 1) c - u_j: the left side minus
@@ -86,8 +88,8 @@ def sample_rounds(
         noises: one for each round, independent of each other, from the strategy's `draw_noise`.
         capacity: c: rows that an expert may take a round, as in `sample_skip`.
         mask: False for rows that take no expert.
-        sinkhorn_first: balance the proposal of the first round in expectation. Not of later ones: too few
-            rows may be left that can take an expert, and then no proposal is balanced.
+        sinkhorn_first: balance the proposal of the first round in expectation. Later rounds are not balanced: there,
+            too few rows may be left that can take an expert, and then no proposal is balanced.
         how: the rest of what `strategy.draw` takes: temperature, importance, ...
 
     Returns:

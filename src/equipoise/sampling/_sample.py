@@ -18,20 +18,21 @@ class Sample(Record):
 
     Attributes:
         z: the expert that each row drew; k for a masked row. A dropped row keeps the expert it drew.
-        log_q: log-probability with which row i drew expert j; the probabilities of a row sum to 1. Rows that are
-            masked hold 0, without a meaning.
+        log_q: log-probability with which row i drew expert j; the probabilities of a row sum to 1. Masked rows have 0,
+            which means nothing.
         kept: rows that their expert processes: False for those beyond its capacity, and for masked rows.
         keep_weight: 1 / P(row i is kept | z) = n_j / min(n_j, c_j) for j = z_i; 1 where nothing is dropped, 0 for
             masked rows.
         mask: rows that take an expert; None for all of them.
-        capacity: rows that each expert could take; None where there was no limit.
+        capacity: rows that each expert could take; None if there was no limit.
         deterministic: whether the temperature was 0, so that q is 1 at z: for all problems (bool) or for each.
         assigns_all: whether every row that is not masked gets an expert; False where rows may be dropped.
-        prices: of the assignment that was solved, in units of its scores, logits / temperature; None where none was.
-        gap: the optimality gap of that assignment, float64; None where none was solved.
-        later: of K experts a row, drawn in K rounds without replacement: the samples of the second round and those
-            after it. What is above is the first round's. `log_q` of a later one is given the rounds before, and -inf at
-            a row's earlier experts.
+        prices: the prices of the assignment that was solved, in units of its scores, logits / temperature; None if none
+            was solved.
+        gap: the gap of that assignment, float64; None if none was solved.
+        later: the samples of the rounds after the first, if each row draws K experts in K rounds without replacement.
+            All other fields are those of the first round. `log_q` of a later round is conditional on the rounds before,
+            and -inf at a row's earlier experts.
         scope: the rows that shared the capacity.
 
     Example:
@@ -89,7 +90,7 @@ class Sample(Record):
 
     @property
     def total_gap(self) -> Float[Tensor, "*batch"] | None:
-        """The optimality gaps of all rounds added up; None where nothing was solved."""
+        """The sum of the gaps of all rounds; None if nothing was solved."""
         total = self.gap
         for s in self.later:
             total = None if total is None or s.gap is None else total + s.gap

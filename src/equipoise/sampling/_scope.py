@@ -86,8 +86,8 @@ class Scope:
     def total(self, x: Tensor) -> Tensor:
         """Adds up a statistic over the ranks of the scope.
 
-        With gradient: each rank's loss is one of `ranks`, and gradients are averaged over ranks. So that the average is
-        the gradient of a loss of the total, the gradient of this rank's part is multiplied by `ranks`.
+        With gradient. Training averages gradients over ranks. So the gradient of this rank's part is multiplied by the
+        number of ranks, to make that average the gradient of a loss of the total.
         """
         return x
 

@@ -43,8 +43,8 @@ def sample_skip(
     q = (1 - eps) softmax(a / tau) + eps / k >= eps / k, and p/q <= k / eps.
 
     Args:
-        logits: unnormalised log-probabilities a; -inf forbids a pair. The proposal may be any: the router's logits, or
-            others.
+        logits: unnormalised log-probabilities a; -inf forbids a pair. They may be the router's, or those of any other
+            proposal.
         gumbel: standard Gumbel noise, from `draw_gumbel`.
         priority: independent uniform numbers, one a row; the rows with the smallest are kept.
         temperature: tau >= 0, one number or one for each problem. 0 takes the largest logit, without noise.
