@@ -306,8 +306,8 @@ def expert_bias(
 
     The bias is minus the prices of the exact balanced assignment, shifted to mean 0. The K largest of logits plus bias
     are the optimal balanced choice, except for rows that are tied at these prices, at most about one an expert.
-    Loss-free biases and quantile balancing approach this vector in many steps. It is for people who keep their own
-    router.
+    Loss-free biases and quantile balancing approach this vector in many steps. Use `expert_bias` with a router of your
+    own.
 
     Args:
         logits: what the router compares; the bias is in their units.

@@ -59,8 +59,8 @@ class RoutingSource(nn.Module):
     """A module whose forward ends in `return emit(self, routing, y, x)`: an `MoE`, or a layer of your own.
 
     Attributes:
-        routing_sink: where its records go; None: no capture is open.
-        routing_inputs: whether records come with what entered the layer.
+        routing_sink: the list that its records are appended to; None: no capture is open.
+        routing_inputs: whether records include the layer's input.
         routing_warned: whether the warning that it is trained without a capture has been given.
         routing_pending: gradient that the next recomputation adds for its router.
         routing_monitor: state that `Routings.update` keeps for this layer, to warn when its routing stays bad.
@@ -94,7 +94,7 @@ class RoutingSource(nn.Module):
         """Updates what is not learnt by gradient (biases, prices). `Routings.update` calls it.
 
         Args:
-            routing: of this layer, of the step that has just ended.
+            routing: the routing of this layer in the step that has just ended.
         """
         del routing
 
@@ -112,7 +112,8 @@ def emit(source: RoutingSource, routing: Routing, y: Tensor, x: Tensor | None = 
         source: the layer.
         routing: the record of this forward pass.
         y: the layer's output.
-        x: the layer's input, [*shape, dim], for captures that keep it (`Readouts` need it); None if it cannot be had.
+        x: the layer's input, [*shape, dim], for captures that keep it (`Readouts` need it); None if it is not
+            available.
 
     Returns:
         The output to return: y itself, except while a reentrant checkpoint recomputes the layer. The first pass had no
@@ -166,9 +167,9 @@ def capture(
     Args:
         model: holds at least one `MoE`, or is one. Wrappers (`torch.compile`, data parallelism) are fine.
         optimizer: after its next step `routings.update()` is called, once; None: call it yourself in training. With
-            gradient accumulation every capture is updated at the step that ends it.
-        inputs: whether to keep what enters each layer, for `Readouts`: dim numbers a token and layer, kept as
-            long as the routings.
+            gradient accumulation, the step updates every capture since the last one.
+        inputs: whether to keep each layer's input, for `Readouts`. This takes dim numbers a token and layer, for as
+            long as the routings are kept.
 
     Yields:
         The records, a sequence that grows as the model runs.

@@ -23,10 +23,11 @@ _LAYOUTS = ("auto", "ragged", "padded")
 
 @runtime_checkable
 class Dispatcher(Protocol):
-    """The interface of a dispatcher, which takes rows to their experts and outputs back to the rows.
+    """The interface of a dispatcher, which brings rows to their experts, and the outputs back to the rows.
 
-    `dispatch` groups rows by expert and returns them with metadata of the dispatcher's own kind, frozen; `combine`
-    takes the experts' outputs, in the layout of the groups, back to the tokens, multiplied by the routing's scores.
+    `dispatch` groups rows by expert, and returns them with frozen metadata of the dispatcher's own type. `combine` gets
+    the experts' outputs in the layout of the groups, multiplies them by the routing's scores, and adds them up for each
+    token.
 
     Example:
         A dispatcher that keeps the number of rows of every expert:
@@ -54,7 +55,7 @@ class Dispatcher(Protocol):
 
         Args:
             x: the tokens.
-            routing: where they go.
+            routing: the experts of each token.
 
         Returns:
             The groups, and what `combine` needs to know.
@@ -65,7 +66,7 @@ class Dispatcher(Protocol):
         """Returns the experts' outputs to the tokens.
 
         Args:
-            outputs: of the experts, in the layout of the groups.
+            outputs: the experts' outputs, in the layout of the groups.
             metadata: from `dispatch`.
 
         Returns:
@@ -99,7 +100,7 @@ class LocalMetadata:
 
 
 class LocalDispatcher:
-    """Groups rows within one process. Every shape is known before any value is, and no table of T x E is made.
+    """Groups rows within one process. No shape depends on values, and no table of T x E is made.
 
     An exactly balanced routing gives even groups without padding. Otherwise rows are sorted by expert without gaps
     ("ragged", dropped choices last), or, where a capacity is known, each expert has that many slots and zero rows pad

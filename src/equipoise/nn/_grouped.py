@@ -13,12 +13,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grouped:
-    """Rows grouped by expert, in one of two layouts, both of a shape that is known before any value is.
+    """Rows grouped by expert, in one of two layouts, whose shapes do not depend on values.
 
     - Even (`slots` is a number): expert e owns rows e * slots to (e + 1) * slots - 1. The rows of the expert come
       first, then zero rows as padding. An exactly balanced batch has no padding.
-    - Ragged (`slots` is None): the groups follow each other without gaps. Rows behind the last group are dropped
-      ones: they belong to no expert, and their output is zero.
+    - Ragged (`slots` is None): the groups follow each other without gaps. Rows after the last group were dropped: they
+      belong to no expert, and their output is zero.
 
     Attributes:
         rows: what the experts process, [m, dim].

@@ -32,7 +32,7 @@ from equipoise.nn._token_prior import TokenPrior
 
 
 class RoutingOptions(TypedDict, total=False):
-    """Options of a router besides its sizes and its capacity. `MoE` and `make_router` take all of them.
+    """Options of a router other than its sizes and its capacity. `MoE` and `make_router` take all of them.
 
     Attributes:
         eval_capacity_factor: the capacity factor in evaluation, for every router; None, the default: no limit.
@@ -40,32 +40,34 @@ class RoutingOptions(TypedDict, total=False):
             do what they do in training). "priced": the largest logit minus a running average of the exact prices, which
             stays near balance and needs no batch. None, the default: "priced" for `base`, "argmax" for the others.
             `router.evaluation` may be changed at any time.
-        loss: of strategies, how the router learns, see `SamplingRule`: "reinforce", the paper's, by the score function;
-            "gating", through its gate, which multiplies the outputs; "gated-reinforce", the default, by both. Routers
-            that are not strategies are gated.
-        temperature: of strategies, 1 by default: a number; a function of the number of updates so far, such as
-            `LinearSchedule`; or "auto", which keeps the effective sample size above a target by what past batches
-            showed.
-        eps: of strategies that mix: the mixture weight, in [0, 1); "auto", as for the temperature; None, the default:
+        loss: for strategies: how the router learns, see `SamplingRule`: "reinforce", the paper's, by the score
+            function; "gating", through its gate, which multiplies the outputs; "gated-reinforce", the default, by both.
+            Routers that are not strategies are gated.
+        temperature: for strategies, 1 by default: a number; a function of the number of updates so far, such as
+            `LinearSchedule`; or "auto", which adapts it to past batches so that the effective sample size stays above a
+            target.
+        eps: for strategies that mix: the mixture weight, in [0, 1); "auto", as for the temperature; None, the default:
             0.2.
-        solves: of strategies that average: how many; None, the default: 8.
-        target_sample_size: of "auto", a fraction of the rows, 0.5 by default.
+        solves: for strategies that average: the number of solves; None, the default: 8.
+        target_sample_size: for "auto": the target for the effective sample size, as a fraction of the rows, 0.5 by
+            default.
         sinkhorn_first: for strategies: balance the proposal in expectation before sampling (the first expert's, of
             several). False by default.
         importance: for strategies: whether p/q is part of the weights. True by default.
-        upstream: of strategies: whether the score function also trains what computes the rows. False, the default: its
-            gradient ends at the router's own parameters, and everything before them learns from the losses alone, with
-            the experts that were drawn held fixed. True: the gradient of the whole model, the paper's, which adds the
-            score function's variance to every layer before the router. For logits of your own gate see `Router.route`.
+        upstream: for strategies: whether the score function also trains the layers before the router. False, the
+            default: its gradient ends at the router's own parameters, and everything before them learns from the losses
+            alone, with the experts that were drawn held fixed. True: the gradient of the whole model, the paper's,
+            which adds the score function's variance to every layer before the router. For logits of your own gate see
+            `Router.route`.
         balance_loss: weight of the balance loss; None, the default: the router's.
         marginal_entropy: weight of the marginal-entropy loss; None, the default: the router's. The paper's setting: 0.
         conditional_entropy: weight of the conditional-entropy loss, which rewards certainty. None, the default: 0.03
-            for strategies that have a gate of their own, one expert a row, and no token prior, less in proportion if
-            the marginal-entropy loss has less weight than its default; else 0.
+            for strategies that have a gate of their own, one expert a row, and no token prior; proportionally less if
+            the marginal-entropy loss has less weight than its default. 0 for all other routers.
         z_loss: weight of the z-loss, 0 by default.
-        rate: of `loss-free`: what the bias moves by after each step, in logit units, 0.001 by default. Short runs need
+        rate: for `loss-free`: how far the bias moves after each step, in logit units, 0.001 by default. Short runs need
             more.
-        seed: of `hash`: picks the hash function, 0 by default. Give each layer its own: tokens that share an
+        seed: for `hash`: picks the hash function, 0 by default. Give each layer its own seed: tokens that share an
             expert in one layer then rarely share one in the next. (A token prior has a seed too, see `TokenPrior`.)
         token_prior: a `TokenPrior`, or the size of the vocabulary: a learnt table by token id that is added to the
             logits and starts at a hash. The layer then needs `token_ids`. None, the default: no table.
@@ -139,15 +141,15 @@ def make_router(
             limit. It has no effect on routers without a capacity.
         top_k: K, for `topk`, `base`, `loss-free`, `quantile` and `priced`, and for every strategy, which then draws K
             different experts a row, see `SamplingRule`.
-        device: of parameters and buffers.
-        dtype: of the gate.
-        routing: the rest, see `RoutingOptions`. An option that the router does not use is an error.
+        device: the device of parameters and buffers.
+        dtype: the dtype of the gate.
+        routing: all other options, see `RoutingOptions`. An option that the router does not use is an error.
 
     Returns:
         The router.
 
     Raises:
-        TypeError: an option that no router knows.
+        TypeError: no router has an option of this name.
 
     Example:
         >>> router = make_router("gm-iw-mix", 8, 4, capacity_factor=1.0, eps=0.1)

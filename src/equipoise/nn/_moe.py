@@ -32,12 +32,13 @@ class MoE(RoutingSource):
     .. math::
         y_i = \sum_{j \in \text{indices}_i} \text{scores}_{ij} \, e_j(x_i).
 
-    Rows that no expert processes (dropped, masked) get zeros, so that the residual connection carries them. All leading
-    dimensions together are one batch, which shares the capacity.
+    Rows that no expert processes (dropped, masked) get zeros, so that the residual connection passes them on unchanged.
+    All leading dimensions together are one batch, which shares the capacity.
 
-    To train the router, open `capture` around the forward pass and pass the losses to `Surrogate`. It adds the
-    score-function term of each layer, the weights of the rows and the balance losses. Routers with running averages and
-    schedules also need an update after each step: pass the optimiser to `capture`, or call `routings.update()`.
+    To train the router, open `capture` around the forward pass and pass the losses to `Surrogate`. It computes the
+    training loss with the score-function term of each layer, the weights of the rows and the balance losses. Routers
+    with running averages and schedules also need an update after each step: pass the optimiser to `capture`, or call
+    `routings.update()`.
 
     Routers by name, with their default balance losses:
 
@@ -45,19 +46,20 @@ class MoE(RoutingSource):
     `sample`, `skip-iw`, `skip`,  The paper's strategies. Marginal entropy 0.1. `sample` has no capacity, the `gm`
     `gm-iw`, `gm-sh`, `gm`        ones assign every row, the `skip` ones drop rows beyond the capacity.
     `skip-iw-mix`, `gm-iw-mix`    The same with bounded weights: a flat proposal is mixed in with weight `eps`.
-    `gm-iw-avg`, `gm-iw-avg-mix`  Gumbel-Matching with conditionals averaged over `solves`; `-mix`: and `eps`.
+    `gm-iw-avg`, `gm-iw-avg-mix`  Gumbel-Matching with conditionals averaged over `solves`; `-mix` also takes `eps`.
     `switch`                      The most probable expert, gated; drops rows. Balance loss 0.01.
     `topk`                        The `top_k` most probable experts, gated, as Mixtral; no capacity. Balance loss 0.01.
     `base`                        The exact balanced assignment of the logits, `top_k` experts a row, gated; evaluated
                                   by prices.
     `s-base`                      The largest probability after Sinkhorn balancing, gated; drops rows.
     `hash`                        A hash of `token_ids`, else of the position; not gated; drops rows.
-    `loss-free`, `priced`         Logits plus a learnt bias, minus the average exact price; gated; no capacity.
+    `loss-free`                   Logits plus a bias that changes by a small step a batch; gated; no capacity.
+    `priced`                      Logits minus exact prices, averaged over past batches; gated; no capacity.
     `quantile`                    Logits minus prices of quantile balancing, one step a batch; gated; no capacity.
     `dense`                       All experts, averaged with the router's probabilities.
     ============================  ===================================================================================
 
-    A router of your own is a strategy, a rule, `rule(logits, request) -> Routing`, or a whole `Router`.
+    `router` may also be your own strategy, your own rule `rule(logits, request) -> Routing`, or a `Router`.
 
     Example:
         >>> import equipoise as eq
@@ -93,16 +95,16 @@ class MoE(RoutingSource):
             dim: features of a row.
             num_experts: E.
             hidden_dim: width of an expert's hidden layer; None: 4 * dim.
-            router: a name, a strategy, a rule or a `Router`, which takes no options of routing here.
+            router: a name, a strategy, a rule or a `Router`. With a `Router`, give it its options and pass none here.
             capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) rows; None: no
                 limit. It has no effect on routers without a capacity (see above).
             top_k: K, for `topk`, `base`, `loss-free`, `quantile` and `priced`, and for every strategy, which then draws
                 K different experts a row, see `SamplingRule`.
             experts: "mlp" or "swiglu"; a module [m, dim] -> [m, dim] to be copied, or E of them; or an `Experts`.
-            dispatcher: how rows reach their experts; None: on this device.
-            router_dtype: of the gate's parameters; None: `dtype`.
-            device: of the parameters.
-            dtype: of the parameters.
+            dispatcher: brings rows to their experts; None: a `LocalDispatcher`.
+            router_dtype: the dtype of the gate's parameters; None: `dtype`.
+            device: the device of the parameters.
+            dtype: the dtype of the parameters.
             routing: options of the router, see `RoutingOptions`: eval_capacity_factor, evaluation, loss, temperature,
                 eps, solves, target_sample_size, sinkhorn_first, importance, balance_loss, marginal_entropy,
                 conditional_entropy, z_loss, upstream, rate, seed, token_prior.
@@ -138,7 +140,7 @@ class MoE(RoutingSource):
         Args:
             x: the rows.
             mask: False for rows that take no expert (padding).
-            token_ids: integers, for the router `hash`, and for routers with a `token_prior`, which need them.
+            token_ids: integers. The router `hash` uses them, and routers with a `token_prior` need them.
             generator: where randomness comes from; None is torch's global stream. `torch.compile` and activation
                 checkpointing need None.
 

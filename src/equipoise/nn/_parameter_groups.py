@@ -16,18 +16,18 @@ def parameter_groups(
     """Splits a model's parameters into those of routers, with a learning rate of their own, and the rest.
 
     Args:
-        model: holds at least one router, in an `MoE` or by itself. A router without a gate of its own stands in
-            the module whose logits it gets, and that module's own parameters are the router's.
+        model: holds at least one router, in an `MoE` or by itself. If a router has no gate of its own, the parameters
+            that the module around it has itself, outside of submodules, count as the router's.
         lr: the learning rate of everything else.
         router_lr_scale: the routers' learning rate in units of `lr`.
-        surrogate: whose readouts are to be trained as well; None where it has none.
+        surrogate: a surrogate whose readouts are to be trained as well; None if it has none.
 
     Returns:
         Groups for any optimiser, each in the order of `model.parameters()`: the rest, then the routers, then the tables
         of token priors, with the routers' rate and weight decay 0, then the surrogate's readouts. Parameters that do
         not require gradient are left out, and so are groups without parameters; shared parameters are there once (with
-        the routers, if a router has them). The key "name" says which is which; optimisers carry it along. A module of a
-        router says which of its parameters do not decay by an attribute `no_weight_decay`, a tuple of their names.
+        the routers, if a router has them). The key "name" is the name of a group, which optimisers keep. A module of a
+        router names the parameters that do not decay in an attribute `no_weight_decay`, a tuple.
 
     Example:
         >>> import torch

@@ -51,9 +51,10 @@ class Readout(nn.Module):
     .. math::
         r_i^l = \text{loss}(\text{head}(h_i^l), y_i), \qquad b_i^l = \alpha_l + \beta_l r_i^l
 
-    with h_i^l the hidden state that enters layer l, cut off from the graph: the model does not learn from the readout.
-    `ResidualBaseline` fits the second half. Computing the loss without experts takes a second forward pass.
-    A readout takes one matrix product, and uses what the layers below have computed for the token.
+    with h_i^l the hidden state that enters layer l, detached: the model does not learn from the readout.
+    `ResidualBaseline` fits alpha_l and beta_l. A readout takes one matrix product, and uses what the layers before have
+    computed for the token. (The loss without experts, which `ResidualBaseline` takes otherwise, needs a second forward
+    pass.)
 
     Unbiased for: the router of layer l, and of layers after it. h_i^l depends on the experts that layers before l
     gave the token, and on none of layer l. Given those, b_i^l is a constant in layer l's score-function term.
@@ -91,8 +92,8 @@ class Readout(nn.Module):
             dim: features of a token.
             head: how many numbers to predict, by one linear layer; or a module [..., dim] -> [..., anything].
             loss: from predictions and targets to one loss for each token.
-            device: of a linear head.
-            dtype: of a linear head.
+            device: the device of a linear head.
+            dtype: the dtype of a linear head.
         """
         super().__init__()
         check_at_least("dim", dim, 1)

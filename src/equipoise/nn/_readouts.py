@@ -80,9 +80,9 @@ class Readouts(nn.Module):
             head: how many numbers to predict, by one linear layer; or a function from a layer's dim to a module.
             loss: from predictions and targets to one loss for each token.
             critic: whether each layer has a critic, which starts at 0; for credit "token".
-            decay: of the running moments of each `ResidualBaseline`.
-            device: of linear heads and critics.
-            dtype: of linear heads and critics.
+            decay: the decay of each `ResidualBaseline`.
+            device: the device of linear heads and critics.
+            dtype: the dtype of linear heads and critics.
         """
         super().__init__()
         sources: list[Any] = [module for module in model.modules() if isinstance(module, RoutingSource)]
@@ -109,7 +109,7 @@ class Readouts(nn.Module):
         """Reads every layer that learns by the score function.
 
         Args:
-            routings: of the capture.
+            routings: what `capture` yielded.
             emissions: its records.
             targets: as the loss takes them.
             shape: of the token losses.

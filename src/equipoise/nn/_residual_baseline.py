@@ -33,7 +33,7 @@ class ResidualBaseline(WideBuffers):
     coefficients come from past batches only; those of the current batch would be biased. Before the first batch alpha =
     0 and beta = 1: r itself.
 
-    The moments are over rows of weight other than 0, unweighted. State is in `state_dict`.
+    The moments are unweighted, over the rows whose weight is not 0. They are in `state_dict`.
 
     Example:
         >>> baseline = ResidualBaseline()
@@ -51,7 +51,7 @@ class ResidualBaseline(WideBuffers):
         """Starts with b = r.
 
         Args:
-            decay: how much of the running moments stays at each update, in [0, 1).
+            decay: the weight of the old moments at each update, in [0, 1).
         """
         super().__init__()
         check_fraction("decay", decay)
@@ -98,7 +98,7 @@ class ResidualBaseline(WideBuffers):
         Args:
             losses: f.
             residual: r.
-            counted: rows to take in; None for all of them. Without any, nothing changes.
+            counted: rows to take in; None for all of them. If there is none, nothing changes.
             scope: of the rows: those of all ranks are taken in.
         """
         check_shape("residual", residual, losses.shape, "one number for each token")

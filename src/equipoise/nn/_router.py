@@ -103,23 +103,23 @@ class Router(WideBuffers):
         Args:
             dim: features of a row; None: no gate, see `route`.
             num_experts: E.
-            rule: from logits to a choice of experts; a module is registered, with its buffers.
+            rule: chooses experts from logits. If it is a module, it becomes a submodule.
             capacity_factor: in training an expert takes at most K * ceil(capacity_factor * T / E) rows; None: no
                 limit.
             eval_capacity_factor: the same in evaluation.
-            evaluation: "argmax" or "priced", see `RoutingOptions`. The attribute may be
-                set at any time: prices are averaged in either case (of every eighth batch while they are not used), and
-                are part of the state dict.
+            evaluation: "argmax" or "priced", see `RoutingOptions`. You may set the attribute at any time: prices are
+                averaged in both cases (those of every eighth batch while they are not used), and are part of the state
+                dict.
             temperature: for rules that sample: a number, a function of the number of `observe` calls so far, or
                 "auto", see `RoutingOptions`.
             eps: for rules that mix: "auto", or None for the rule's own.
-            target_sample_size: of "auto".
-            upstream: whether the score function also trains what computes the rows, see `RoutingOptions`.
-            loss_weights: weights of "load-balance", "marginal-entropy", "conditional-entropy" and "z".
-            scoring: what the logits mean, where they are not those of a softmax of ours.
+            target_sample_size: for "auto", see `RoutingOptions`.
+            upstream: whether the score function also trains the layers before the router, see `RoutingOptions`.
+            loss_weights: the weights of "load-balance", "marginal-entropy", "conditional-entropy" and "z".
+            scoring: what the logits mean, if they are not those of a softmax.
             token_prior: a learnt table by token id that is added to the logits; an int: `TokenPrior(vocab_size)`.
-            device: of the parameters.
-            dtype: of the parameters.
+            device: the device of the parameters.
+            dtype: the dtype of the parameters.
         """
         super().__init__()
         check_at_least("dim", 1 if dim is None else dim, 1)
@@ -207,7 +207,7 @@ class Router(WideBuffers):
         Args:
             x: the rows; all leading dimensions together are one batch of T rows.
             mask: False for rows that take no expert (padding).
-            token_ids: for routers that look at them: `hash`, and any with a token prior, which needs them.
+            token_ids: integers. The router `hash` uses them, and routers with a token prior need them.
             generator: where randomness comes from; None is torch's global stream, which activation checkpointing
                 restores.
 
@@ -242,10 +242,10 @@ class Router(WideBuffers):
             shape: the leading dimensions of the input, whose product is T; None: (T,).
             bias: a correction bias, for a `scoring`.
             mask: of this shape: False for rows that take no expert (padding).
-            token_ids: of this shape: for routers that look at them.
+            token_ids: of this shape, as in `forward`.
             generator: as in `forward`.
             own_logits: computes the same logits with gradient for the gate's own parameters alone, such as
-                `lambda: gate(x.detach())`. Called where the router learns by the score function and `upstream` is off.
+                `lambda: gate(x.detach())`. Called if the router learns by the score function and `upstream` is False.
                 None: the score function trains whatever the logits depend on.
 
         Returns:
@@ -312,7 +312,7 @@ class Router(WideBuffers):
         """Returns how many of T rows an expert may take in this mode, at least K; None: any number.
 
         Args:
-            rows: T. Masked rows count too: how many there are is not known without waiting for the device.
+            rows: T. Masked rows count too, because their number is not known without waiting for the device.
         """
         factor = (self.capacity_factor if self.traits.limited else None) if self.training else self.eval_capacity_factor
         if factor is None:
@@ -350,7 +350,7 @@ class Router(WideBuffers):
         """Updates the state that changes between steps: that of the rule, running prices, temperature and eps.
 
         Args:
-            routing: what this router decided in the step that is over.
+            routing: what this router decided in the step that has just ended.
         """
         if self.traits.observe is not None:
             self.traits.observe(routing)

@@ -12,7 +12,7 @@ from equipoise.nn._sampling_rule import sampling_router
 _TABLE = (*(sampling_router(strategy) for strategy in STRATEGIES.values()), *PEER_ROUTERS, *BIAS_ROUTERS)
 
 ROUTERS: MappingProxyType[str, NamedRouter] = MappingProxyType({row.name: row for row in _TABLE})
-"""The routers by name: the strategies, then those to compare with."""
+"""The routers by name: the strategies first, then the routers to compare them with."""
 
 
 def find_router(name: str | Strategy) -> NamedRouter:

@@ -29,16 +29,16 @@ class Routing(Record):
         indices: the experts of each row; E stands for "no expert" (dropped, masked).
         scores: the factor of each expert's output, 0 where there is no expert. With gradient where the router learns
             through it.
-        weight: the weight of each row's loss, detached; 0 for masked rows. Of strategies: p/q times the correction for
-            dropped rows, and 0 for dropped rows. Of any other router: 1, for dropped rows too.
-        sample: the draw, of strategies that sample, in training; else None. Where a row draws several experts, it has
-            the rounds.
+        weight: the weight of each row's loss, detached; 0 for masked rows. With a strategy it is p/q times the
+            correction for dropped rows, and 0 for dropped rows. With any other router it is 1, for dropped rows too.
+        sample: the draw of a strategy in training; None for other routers and in evaluation. If rows draw several
+            experts, it has all rounds.
         prices: what each expert costs in logit units, where the router solved for it or keeps an average of it; of
             the first round.
-        gap: the optimality gap of the assignment, where one was solved; the sum over rounds.
-        work: passes over the matrix that a solver took, where it counts them.
-        capacity: an upper bound on the rows of any expert; None: no bound. Where there is one, all experts are
-            computed in one batched product, and a load beyond it is an error.
+        gap: the gap of the assignment, if one was solved; the sum over rounds.
+        work: the passes that a solver took, if it counts them.
+        capacity: an upper bound on the rows of any expert; None: no bound. With a bound, all experts are computed in
+            one batched product, and a load beyond it is an error.
         mask: rows that take an expert; None for all of them.
         shape: the leading dimensions of the input, x [*shape, dim]; their product is T.
         score_function: whether the router learns by the score function: a surrogate adds the gradient of
@@ -47,9 +47,10 @@ class Routing(Record):
             function; None: the score function differentiates log_p. See `upstream` of `RoutingOptions`.
         exactly_balanced: whether it is known, without reading a tensor, that every expert has exactly K T / E rows
             and that none is dropped or masked.
-        scope: the rows that shared the capacity, and that telemetry is about.
-        balance_losses: scalars to add to the loss, with their weights in them; only those whose weight is not 0.
-        selection: what was compared before any prices, where that is not the logits (see `Scoring`).
+        scope: the rows that shared the capacity, which telemetry is computed over.
+        balance_losses: scalars to add to the loss, already multiplied by their weights; only those whose weight is not
+            0.
+        selection: what was compared before any prices, if that is not the logits (see `Scoring`).
 
     Example:
         >>> import equipoise as eq
@@ -112,7 +113,7 @@ class Routing(Record):
 
     @property
     def compared(self) -> Float[Tensor, "T E"]:
-        """What decided between experts, before prices, in whose units prices are; no gradient."""
+        """The numbers that were compared, before prices are subtracted; prices have their units. No gradient."""
         return self.logits.detach() if self.selection is None else self.selection
 
     @property
@@ -127,7 +128,7 @@ class Routing(Record):
 
     @cached_property
     def stats(self) -> RoutingStats:
-        """Telemetry, computed when it is read for the first time: a forward pass pays nothing for it."""
+        """Telemetry. It is computed when it is first read, not in the forward pass."""
         return routing_stats(self)
 
     def __iter__(self) -> Iterator[Tensor]:

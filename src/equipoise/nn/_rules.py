@@ -33,12 +33,12 @@ class RouteRequest:
         positions: the index of each row along the last of the leading dimensions of the input: its place in its
             sequence.
         training: whether the layer is in training mode.
-        temperature: of the proposal, for rules that sample.
+        temperature: the temperature of the proposal, for rules that sample.
         eps: the mixture weight of the proposal, for rules that mix; None: the rule's own.
         generator: where randomness comes from; None is torch's global stream.
-        shape: the leading dimensions of the input, x [*shape, dim]; None: it had one.
+        shape: the leading dimensions of the input, x [*shape, dim]; None: there was one, of T rows.
         scoring: what the logits mean; None: a softmax, and factors by the rule.
-        selection: what the rule compares, where that is not the logits.
+        selection: what the rule compares, if that is not the logits.
         scope: the rows that share the capacity: those of the logits, or those of several ranks.
 
     Example:
@@ -80,8 +80,8 @@ class RouteRequest:
                 other.
             scores: the factor of each expert's output, [T, K].
             weight: the weight of each row's loss; None: 1 for rows that are not masked.
-            known: what else the rule knows, of the fields of `Routing`: sample, prices, gap, work, capacity,
-                score_function, exactly_balanced.
+            known: other fields of `Routing` that the rule knows: sample, prices, gap, work, capacity, score_function,
+                exactly_balanced.
 
         Returns:
             The record.
@@ -130,8 +130,8 @@ class RoutingRule(Protocol):
         """Chooses experts.
 
         Args:
-            logits: what to compare: the router's logits, with gradient; at least float32. With a `Scoring`, its
-                numbers.
+            logits: what to compare: the router's logits, with gradient; at least float32. With a `Scoring`, what it
+                compares.
             request: everything else.
 
         Returns:
@@ -146,13 +146,14 @@ class RuleTraits:
 
     Attributes:
         top_k: K, which multiplies the capacity.
-        limited: whether the layer's capacity factor concerns it in training.
-        assigns_all: whether every row gets an expert. A rule that is limited too needs a capacity factor of at least 1.
+        limited: whether the layer's capacity factor applies in training.
+        assigns_all: whether every row gets an expert. If the rule is limited too, it needs a capacity factor of at
+            least 1.
         mixes: whether it takes `RouteRequest.eps`.
-        reads_logits: whether its choice depends on the logits; prices in logit units mean nothing otherwise.
+        reads_logits: whether its choice depends on the logits. If not, prices in logit units mean nothing.
         gated: whether the router's probabilities multiply the experts' outputs, for `evaluation="priced"`.
-        factors: from log_p and indices to the factors of the experts' outputs, for `evaluation="priced"`; None: those
-            of `choose_top`.
+        factors: computes the factors of the experts' outputs from log_p and indices, for `evaluation="priced"`; None:
+            those of `choose_top`.
         observe: called with each `Routing` after its step, to update the rule's state; None: it has none.
 
     Example:

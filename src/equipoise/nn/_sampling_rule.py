@@ -24,7 +24,7 @@ LOSSES = ("reinforce", "gating", "gated-reinforce")
 
 
 class SamplingRule:
-    r"""Samples experts for each row, with the weight that corrects for how they were sampled.
+    r"""Samples experts for each row, and computes the weight that corrects for how they were sampled.
 
     In training z comes from the strategy and w_i is its weight. `loss` says whether an expert's output is multiplied by
     its gate p(z_i), and how the router learns:
@@ -101,7 +101,7 @@ class SamplingRule:
             request: everything else.
 
         Returns:
-            The decision; with the sample in training.
+            The decision. In training it has the sample.
         """
         if not request.training:
             routing = choose_top(logits, request, top_k=self.top_k, gated=self.gated)

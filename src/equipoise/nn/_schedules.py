@@ -30,7 +30,7 @@ class _Schedule:
 
 
 class LinearSchedule(_Schedule):
-    """Moves along a straight line.
+    """Moves the temperature along a straight line.
 
     Example:
         >>> schedule = LinearSchedule(2.0, 1.0, steps=10)
@@ -44,7 +44,7 @@ class LinearSchedule(_Schedule):
 
 
 class CosineSchedule(_Schedule):
-    """Moves along half a cosine: slowly at both ends.
+    """Moves the temperature along half a cosine: slowly at both ends.
 
     Example:
         >>> CosineSchedule(2.0, 1.0, steps=10)(5)
@@ -57,7 +57,7 @@ class CosineSchedule(_Schedule):
 
 
 class ExponentialSchedule(_Schedule):
-    """Moves by the same factor at every update.
+    """Multiplies the temperature by the same factor at every update.
 
     Example:
         >>> ExponentialSchedule(4.0, 1.0, steps=10)(5)

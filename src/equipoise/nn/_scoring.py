@@ -21,7 +21,7 @@ _NOT_ZERO = 1e-20
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    r"""From logits to probabilities, to the numbers that are compared, and to the factors of the experts' outputs.
+    r"""Turns logits into probabilities, the numbers that are compared, and the factors of the experts' outputs.
 
     With a the logits, s = softmax(a) or sigmoid(a) the affinities, and b the correction bias,
 
@@ -29,8 +29,8 @@ class Scoring:
         p_{ij} = \frac{s_{ij}}{\sum_l s_{il}}, \qquad \text{compared: } a_{ij} \text{, or } s_{ij} + b_j, \qquad
         \text{factor: } \frac{\text{scale} \cdot s_{ij}}{\sum_{l \text{ chosen}} s_{il}},
 
-    the denominator being 1 without `normalise`. The logits themselves are compared where that gives the same order: a
-    softmax without bias. Prices are in the units of what is compared, so that minus a price is a correction bias.
+    where the denominator is 1 without `normalise`. With a softmax and no bias the logits themselves are compared, which
+    gives the same order. Prices are in the units of what is compared, so that minus a price is a correction bias.
 
     Attributes:
         function: "softmax" or "sigmoid".

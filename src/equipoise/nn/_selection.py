@@ -22,11 +22,11 @@ def choose_top(
     prices: Float[Tensor, "E"] | None = None,
     work: Int[Tensor, ""] | None = None,
 ) -> Routing:
-    r"""Sends each row to the experts where `selection` is largest, within the capacity if there is one.
+    r"""Sends each row to the experts with the largest `selection`, within the capacity if there is one.
 
     The factor of an expert's output is p_j, with gradient; of several experts, p_j over the sum of those chosen (the
-    softmax over the chosen logits). With one expert that would be 1, through which no router learns, so there it is p_j
-    itself. With a `Scoring` the factors are its own. Not gated, it is 1.
+    softmax over the chosen logits). With one expert that ratio would be 1, and the router would get no gradient, so the
+    factor is p_j itself. A `Scoring` computes the factors in its own way. If not gated, the factor is 1.
 
     Args:
         selection: what to compare, any numbers; no gradient flows through it.

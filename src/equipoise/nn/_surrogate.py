@@ -48,7 +48,7 @@ class SurrogateLoss:
         task: the plain mean of the token losses that count, detached.
         balance: the sum of the balance losses of all layers, detached.
         readout: the sum of the readouts' losses, detached; `loss` has its gradient and not its value. None without.
-        critic: the same of the critics' squared errors; None without critics that learn.
+        critic: the sum of the critics' squared errors, as for `readout`; None without critics that learn.
 
     Example:
         >>> import equipoise as eq
@@ -98,11 +98,11 @@ class Surrogate(nn.Module):
     that one of many layers drops has no effect. With "none" a router under Gumbel-Matching learns from draws that
     are not its own, and collapses. So "router" is the default.
 
-    Unbiased for (each line is tested against enumeration; B_l are left aside: a balance loss is differentiated for the
-    batch as it was routed), if routers have `upstream=True`. By default they have not: then the second term of a layer
-    trains its own router, as it does here, and nothing else. What stands before a router, the gates of lower layers
-    included, learns from the losses with that router's draws held fixed. The gradient of the last router, and of every
-    router whose outputs are not gated, is the same in both cases.
+    Unbiased for the quantities in this list, if routers have `upstream=True`. (Tests compare each line with
+    enumeration. B_l are left aside: a balance loss is differentiated for the batch as it was routed.) With
+    `upstream=False`, the default, the second term of a layer trains its own router in the same way, and nothing else:
+    the layers before a router, with the gates of lower layers, learn from the losses with that router's draws held
+    fixed. The gradient of the last router, and of every router whose outputs are not gated, is the same in both cases.
 
     - **"router"**, with `sample`, `skip-iw`, `gm-iw` and what is made of them, at any temperature, under attention too:
       E[(1/n) sum_i grad f_i] of the model as run, its draws held fixed, plus, for each layer l and token i, the exact
@@ -117,13 +117,13 @@ class Surrogate(nn.Module):
       With `sample` at temperature 1 all w are 1, and the three values of `weights` agree.
     - **"all"**, one layer; f_i depends on no other token's expert. J = E[(1/n) sum_i f_i] with every z_i drawn from the
       router and no token dropped, for all parameters. With the same routers at any temperature, with any number of
-      experts a token; biased with `skip`, `gm` and `gm-sh`, which are so by themselves.
+      experts a token; biased with `skip`, `gm` and `gm-sh`, which are biased estimators in one layer already.
     - **"all"**, several layers, all token-wise (f_i depends on the experts of token i alone, in all layers): the same
       J, with z_i^l from the router of layer l given what layers before it did. It takes the product W_i in the terms of
       every layer: with w_i^l alone it is biased. A token that one layer drops has W_i = 0, and no layer learns from
       it, though the residual carries it to the output: a fraction d dropped in each of L layers leaves (1 - d)^L.
-    - Attention, where z_i moves the losses of later tokens. Credit "token" is biased: it leaves those out. Credit
-      "sequence" is unbiased with `sample` at temperature 1 (all w = 1), if attention is causal and stays within
+    - Attention, where z_i moves the losses of later tokens. Credit "token" is biased: it leaves these losses out.
+      Credit "sequence" is unbiased with `sample` at temperature 1 (all w = 1), if attention is causal and stays within
       a sequence; J is the loss of the model as run. If attention looks ahead, credit "batch" is.
     - Attention and dropping. A token's expert also moves tokens that it crowds out, anywhere in the batch. With `skip`
       or `skip-iw` at temperature 1 and credit "batch", **"none"** is unbiased for the loss of the model as run, with
@@ -131,16 +131,16 @@ class Surrogate(nn.Module):
       condition that every layer keeps token i itself (kept sets drawn uniformly among those with i). Credit "sequence"
       leaves crowding out of account; its bias goes away as fewer tokens are dropped. Neither J is that of the model
       that drops nothing: weights correct what happens to a token, not what happens to its context.
-    - Attention with **"all"** at another temperature, with Sinkhorn first, or with Gumbel-Matching (`gm-iw`): unbiased
-      for no J in closed form. The context is drawn from q, and W_i corrects token i's own draws alone. Weights that
-      correct the context are products over all of its tokens, with a variance that makes them useless.
+    - Attention with **"all"** at another temperature, with Sinkhorn first, or with Gumbel-Matching (`gm-iw`): not
+      unbiased for any J in closed form. The context is drawn from q, and W_i corrects token i's own draws alone.
+      Weights that correct the context are products over all of its tokens, with a variance that makes them useless.
 
     With `loss="gated-reinforce"` f depends on the router through its gates, and all of the above holds for the gated
     model. With `loss="gating"` there is no second term, and the estimate is E[grad f] of the first.
 
-    Requires: b_i^l that does not depend on any z of layer l or a layer after it. With one baseline for all layers that
-    is: on any z. A statistic of past batches does not; a statistic of this batch does, see `leave_one_out_baseline`.
-    For `ResidualBaseline`, `Readout` and `Readouts` see there.
+    Requires: b_i^l does not depend on any z of layer l or of a layer after it. One baseline for all layers may
+    therefore not depend on any z. A statistic of past batches is allowed; a statistic of this batch is not, see
+    `leave_one_out_baseline`. `ResidualBaseline`, `Readout` and `Readouts` state what they require.
 
     Example:
         >>> import equipoise as eq
@@ -170,12 +170,12 @@ class Surrogate(nn.Module):
         """Sets up the surrogate.
 
         Args:
-            baseline: b. None: an exponential moving average of past losses, `EMABaseline()`. Or one of your own, a
-                `ResidualBaseline`, a number, or a tensor with a number for each token. Or a list of such, one for each
-                layer in order of execution. Or `Readouts`, which are that for every layer of a model. What learns is
-                part of `state_dict`, and moves on at each call in training mode with gradients enabled. Do not
-                pass a mean over the current batch: under a capacity it is biased, which cannot be detected; see
-                `equipoise.reinforce`.
+            baseline: b. None: an exponential moving average of past losses, `EMABaseline()`. Or an `EMABaseline` of
+                your own, a `ResidualBaseline`, a number, or a tensor with a number for each token. Or a list of these,
+                one for each layer in order of execution. Or `Readouts`, which have one for every layer of a model.
+                Baselines that learn are part of `state_dict`, and each call in training mode with gradients enabled
+                updates them. Do not pass a mean over the current batch: under a capacity it is biased, which cannot be
+                detected; see `equipoise.reinforce`.
             credit: "token", "sequence" or "batch".
             weights: which terms carry weights: "router", "all" or "none". Except with "all", dropped tokens count with
                 the loss that they have.
@@ -206,20 +206,20 @@ class Surrogate(nn.Module):
 
         Args:
             token_losses: f, one for each token, in the shape of the tokens [..., positions] or flattened, from the
-                forward pass that was captured. With or without gradient. That they belong together is checked, in the
-                first calls and now and then, by a walk over the autograd graph.
+                forward pass that was captured. With or without gradient. The first calls, and some later ones, check
+                that both come from the same pass by a walk over the autograd graph.
             routings: what `capture` yielded; serves one call.
-            targets: what the losses compare with, for `Readouts`.
+            targets: the targets of the losses, for `Readouts`.
             mask: False for tokens whose loss does not count (prompts, padding). Later losses are still credited to
                 their decisions.
             residual: with a `ResidualBaseline`: each token's loss without the experts' output, of the shape of
                 token_losses; or a function that returns it, which is called without gradients. With a list of
-                baselines: a list, with None for those that are no `ResidualBaseline`.
+                baselines: a list, with None for every baseline that is not a `ResidualBaseline`.
             baseline: b for each token of this call and all layers, in place of the surrogate's own.
             critic: c, a predicted loss for each token and expert, from past batches, such as a `RegressionCritic`'s;
                 for one layer that draws one expert a token, and credit "token". c at the expert drawn is subtracted
                 from the loss as b is, and the exact gradient of sum_j p_ij c_ij is added back, so that the estimate
-                stays unbiased. A baseline that learns then learns what the critic leaves.
+                stays unbiased. A baseline that learns then learns what the critic leaves of the losses.
 
         Returns:
             The scalar; at least float32. Scale it, add other losses to it, call backward on it. `parts` returns it with

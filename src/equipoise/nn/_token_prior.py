@@ -34,7 +34,8 @@ class TokenPrior:
 
     Attributes:
         vocab_size: V; ids are in [0, V).
-        strength: in logit units. Routers that sample need more of it than those that take the largest logit.
+        strength: the initial logit of the hashed expert. Routers that sample need a larger one than those that take the
+            largest logit.
         seed: picks the hash function. The hash is balanced: every expert has V / E ids, rounded up or down.
 
     Example:
