@@ -49,7 +49,7 @@ def audit(
         advance: called with a number of draws, after each batch of them.
 
     Returns:
-        The verdict and what it rests on. Draws come from the seed; torch's global stream is untouched.
+        The verdict, with the evidence. All noise comes from the seed; torch's global stream is not used.
 
     Raises:
         ValueError: the strategy does not draw as the protocol says.
@@ -94,8 +94,8 @@ def check_strategy(strategy: Strategy, conditions: Conditions, problem: Problem 
 
     Args:
         strategy: the strategy.
-        conditions: of the audit.
-        problem: its problem; None draws it.
+        conditions: the conditions of the audit.
+        problem: the problem of these conditions; None: it is drawn.
 
     Raises:
         ValueError: the strategy does not draw as the protocol says.

@@ -15,7 +15,7 @@ from equipoise.estimators import EMABaseline, RegressionCritic, draws_baseline, 
 from equipoise.sampling import Sample
 
 DRAWS = 4
-"""Draws that one estimate averages where they serve each other as a baseline."""
+"""How many draws one estimate averages, if each draw's baseline is computed from the others."""
 
 # Updates are few and each is a large batch, so the past may fade fast.
 _DECAY = 0.9
@@ -56,7 +56,7 @@ class Control(Protocol):
     def read(
         self, s: Sample, losses: Float[Tensor, "*batch n"], weight: Float[Tensor, "*batch n"]
     ) -> tuple[float | Tensor, Tensor | None]:
-        """Returns baseline [], [..., n] and critic [..., n, k] or None, before the batch is taken in."""
+        """Returns the baseline [] or [..., n], and the critic [..., n, k] or None, before the batch is taken in."""
         ...
 
     def update(self, s: Sample, losses: Float[Tensor, "*batch n"]) -> None:

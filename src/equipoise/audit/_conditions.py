@@ -25,14 +25,15 @@ class Conditions:
     Attributes:
         n: rows.
         k: experts, at least 2.
-        capacity: rows an expert may process; None: ceil(n / k), or by the factor.
+        capacity: rows an expert may process; None: ceil(n / k), or what `capacity_factor` gives.
         capacity_factor: slack, for a capacity of ceil(capacity_factor * n / k).
-        temperature: of the proposal.
+        temperature: the temperature of the proposal.
         sharpness: standard deviation of the router's logits.
-        row_effect: mean and standard deviation of a loss that a row has whatever its expert, beside one of standard
-            deviation 1 for each pair. It does not change the exact gradient; baselines are there to remove it.
-        draws: samples of the whole batch.
-        seed: of the problem and the noise.
+        row_effect: mean and standard deviation of a loss that a row has at every expert, added to one of standard
+            deviation 1 for each pair. It does not change the exact gradient; a baseline can remove it from the
+            estimates.
+        draws: how many samples of the whole batch are drawn.
+        seed: the seed of the problem and the noise.
         sinkhorn_first: balance the proposal in expectation before sampling.
         importance: whether the ratio p/q is part of the weights.
 
@@ -87,7 +88,7 @@ class Problem:
 
     Attributes:
         logits: a, the router's.
-        losses: f(x_i, j), which stand for the parameters of the experts too.
+        losses: f(x_i, j), which also stand for the parameters of the experts.
         exact: the gradient of E[(1/n) sum_i f(x_i, z_i)] by the logits, then by the losses, flattened.
         noise_seed: the seed of the noise, the same for every strategy.
         features: of each row, for a critic: its losses at all experts, plus noise of standard deviation 1/2.

@@ -31,7 +31,7 @@ GROUPS = ("router", "experts")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What was found about the gradient of the router, or of the experts, in units of the norm of the exact one.
+    """Bias and deviation of the gradient of the router, or of the experts, in units of the norm of the exact one.
 
     Attributes:
         bias: norm of mean - exact, less what noise alone would add on average.
@@ -58,7 +58,7 @@ class AuditResult:
     """What the draws of one strategy with one baseline showed.
 
     Attributes:
-        strategy: which one.
+        strategy: the name of the strategy.
         baseline: the name of its baseline.
         conditions: what it was audited on.
         evidence: about the gradient, router first, then experts: `exact`, `mean`, `variance` of one estimate.
@@ -74,7 +74,7 @@ class AuditResult:
         false_alarm: the probability that an unbiased estimate is called biased is at most this.
         power: a bias of `tolerance` is found with at least this probability wherever the verdict is "unbiased".
         tolerance: a fraction of the norm of the exact gradient, router and experts each.
-        confidence: of the intervals in `findings`.
+        confidence: the confidence level of the intervals in `findings`.
 
     Example:
         >>> import equipoise as eq
@@ -156,12 +156,12 @@ class AuditResult:
 
     @property
     def variance(self) -> Float[Tensor, " m"]:
-        """Of one estimate, component by component."""
+        """The variance of one estimate, component by component."""
         return self.evidence.variance
 
     @property
     def findings(self) -> dict[str, Finding]:
-        """Bias, what could be detected and standard deviation, for each of `GROUPS`."""
+        """Bias, detectable bias and standard deviation, for each of `GROUPS`."""
         evidence = self.evidence
 
         def norm(vector: Tensor) -> list[float]:

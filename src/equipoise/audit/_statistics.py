@@ -33,7 +33,7 @@ FALSE_ALARM = 1e-6
 POWER = 0.99
 """A bias that the test calls detectable is found with at least this probability."""
 CONFIDENCE = 0.95
-"""Of the intervals for the norm of the bias."""
+"""The confidence level of the intervals for the norm of the bias."""
 TOLERANCE = 0.1
 """The verdict is "unbiased" only where a bias of this fraction of the gradient's norm would have been found."""
 
@@ -71,7 +71,7 @@ class Evidence:
         estimates: N.
         exact: the mean that is claimed.
         mean: the mean that was found.
-        variance: of one estimate.
+        variance: the variance of one estimate.
         reach: b, the largest distance from the claimed mean.
 
     Example:
@@ -139,7 +139,7 @@ class Collector:
             self._reach = torch.maximum(self._reach, tails.reach + self._exact.abs())
 
     def evidence(self) -> Evidence:
-        """What all estimates so far say; at least 2 of them."""
+        """The statistics of all estimates so far; it takes at least 2 of them."""
         shift = self._sum / self._estimates
         seen = (self._squares - self._estimates * shift.square()) / (self._estimates - 1)
         possible = self._possible_moment / self._estimates - self._exact.square()
@@ -158,7 +158,7 @@ class Judgement:
         z_limit: the threshold there.
         component: its index.
         detectable: bias that would be found with `POWER`, as a fraction of the norm; the largest over groups.
-        more_estimates: estimates that are missing for a decision; 0 unless undecided, None if no number would do.
+        more_estimates: how many more estimates a decision needs; 0 unless undecided, None if no number would decide.
 
     Example:
         >>> collector = Collector(torch.ones(1).double())

@@ -17,13 +17,13 @@ from equipoise.distributed._ranks import explained, whole_group
 def average_gradients(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
     """Averages the gradients of parameters that every rank has, in place; those of experts are averaged already.
 
-    DDP does this while the backward pass runs; here it takes one message a dtype after it. Also for parameters that are
-    not part of the model, such as those of a `Surrogate` with readouts. A parameter without a gradient counts as 0, so
-    that ranks whose batches differ agree.
+    DDP does this during the backward pass. This function sends one message for each dtype after it. It also takes
+    parameters that are not part of the model, such as those of a `Surrogate` with readouts. A parameter without a
+    gradient counts as 0, so that ranks whose batches differ agree.
 
     Args:
-        parameters: the same ones on all ranks, in the same order. Experts' are left alone.
-        mesh: all of whose ranks take part.
+        parameters: the same ones on all ranks, in the same order. Those of experts are left as they are.
+        mesh: the mesh; all of its ranks take part.
 
     Example:
         Every rank calls it between the backward pass and the optimiser's step; here there is one rank.

@@ -26,8 +26,8 @@ def clip_grad_norm_(
     """Scales gradients in place so that their norm over all parameters and ranks is at most `max_norm`.
 
     The same as `torch.nn.utils.clip_grad_norm_` in one process. Torch's function refuses parameters on different
-    meshes, and experts are on another mesh than the rest. Each shard counts once: a parameter that ranks share is
-    counted on one, and one that is spread over ranks is added up over them.
+    meshes, and experts are on another mesh than the rest. Each number counts once: a parameter that several ranks have
+    is counted on one of them, and the shards of a parameter are added up over ranks.
 
     Args:
         parameters: with gradients, or without.
@@ -36,7 +36,7 @@ def clip_grad_norm_(
         error_if_nonfinite: raise a RuntimeError where the norm is NaN or infinite.
 
     Returns:
-        The norm before, the same on all ranks.
+        The norm before scaling, the same on all ranks.
 
     Example:
         >>> x = torch.nn.Parameter(torch.zeros(2))

@@ -59,15 +59,15 @@ class ExchangeMetadata:
 class AllToAllDispatcher:
     """Groups rows by expert, exchanges them over the expert axis, and groups what arrives by this rank's experts.
 
-    Where the routing of every rank is exactly balanced and all have as many tokens, the splits are equal: no counts are
-    sent and no host waits for a device. (Ranks exchange their numbers of tokens while the router works.) Otherwise
-    ranks send the counts first, and then as many rows as there are.
+    If the routing of every rank is exactly balanced and all ranks have equally many tokens, the splits are equal: no
+    counts are sent and no host waits for a device. (Ranks exchange their numbers of tokens while the router works.)
+    Otherwise ranks send the counts first, and the rows afterwards.
 
     The gradient of an expert's parameters is the average over ranks, as for every other parameter under data
     parallelism: what arrives at the experts in the backward pass is divided by the size of the expert axis.
 
     Args:
-        ranks: of the mesh.
+        ranks: the ranks of the mesh.
 
     Example:
         `parallelize` gives every layer such a dispatcher; here on one rank:

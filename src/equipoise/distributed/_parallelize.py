@@ -36,11 +36,11 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, scope: str = "local") -> 
     """Spreads the experts of every layer over the expert axis of a mesh, in place.
 
     Each rank keeps E / R experts of every layer, and its own tokens; tokens travel to the ranks that hold their
-    experts, and outputs travel back (`AllToAllDispatcher`). Every rank starts from the first rank's parameters.
-    Parameters other than experts' are left to what you put around the model over all axes, `DistributedDataParallel` or
-    `fully_shard`: they average gradients over ranks, and so do experts here. DDP ignores the experts;
-    over the other axes of the mesh their gradients are averaged when they are complete. With FSDP2, shard each
-    layer's experts over the data axes first, then the model over all of them; see docs/distributed.md.
+    experts, and outputs travel back (`AllToAllDispatcher`). Every rank starts from the first rank's parameters. For all
+    other parameters, put `DistributedDataParallel` or `fully_shard` over all axes around the model. These average
+    gradients over ranks; `parallelize` does the same for experts. DDP ignores the experts; their gradients are averaged
+    over the other axes of the mesh when they are complete. With FSDP2, shard each layer's experts over the data axes
+    first, then the model over all of them; see docs/distributed.md.
 
     The loss of the batch is the mean of the ranks' losses. Routers draw independent noise on every rank, whatever the
     seeds. What routers keep between steps (prices, biases, automatic proposals) is the same on all ranks:
@@ -48,9 +48,10 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, scope: str = "local") -> 
 
     Args:
         model: holds layers with a dispatcher and stacked experts, such as `equipoise.nn.MoE`, built alike on all ranks.
-            To be called before `fully_shard`, DDP, and before the optimiser is made: parameters are replaced.
+            Call `parallelize` before `fully_shard` or DDP, and before you make the optimiser, since it replaces
+            parameters.
         mesh: with an axis named "expert", or with one axis. Other axes hold copies of the experts.
-        scope: "local": each rank balances its own rows, and a capacity is one of its rows. "global": a layer's capacity
+        scope: "local": each rank balances its own rows, and a capacity applies to these. "global": a layer's capacity
             is shared by the rows of all ranks, and whatever is computed over a batch (balanced assignments and their
             conditionals, subsets, balance losses, telemetry) is computed over all of them, exactly.
 
@@ -59,7 +60,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, scope: str = "local") -> 
 
     Raises:
         ValueError: the mesh has no expert axis, a layer's experts cannot be spread over it, or ranks disagree on the
-            model's settings; then on all ranks, with the same message.
+            model's settings. Every rank raises the error, with the same message.
 
     Example:
         A mesh of one rank. In a program that `torchrun --nproc-per-node 4` starts, `dist.init_process_group()` takes no

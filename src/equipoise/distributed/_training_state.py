@@ -28,12 +28,12 @@ class TrainingState:
     """Model, optimiser, surrogate and random numbers of a run, for `torch.distributed.checkpoint`.
 
     The same checkpoint loads on another number of ranks: experts and what the optimiser keeps of them are spread anew.
-    Random streams are saved rank by rank; a rank that the saved run did not have goes on with the stream that it has.
+    Random streams are saved rank by rank; a rank that the saved run did not have keeps the stream that it has.
 
     Args:
-        model: parallelised or not, with FSDP2, with DDP, or as it is.
-        optimizer: of the model's parameters.
-        others: what else has a state, by name, such as `surrogate=surrogate`, `schedule=schedule`.
+        model: the model, parallelised or not, with or without FSDP2 or DDP.
+        optimizer: the optimiser of the model's parameters.
+        others: other objects with a state, by name, such as `surrogate=surrogate`, `schedule=schedule`.
 
     Example:
         Every rank makes the same calls; one process needs no process group. The object meets `Stateful`, for your own
@@ -61,16 +61,16 @@ class TrainingState:
         """Writes a checkpoint; every rank writes its own part.
 
         Args:
-            folder: that all ranks can read; best a new one for each checkpoint.
+            folder: a folder that all ranks can read. Use a new one for each checkpoint.
         """
         with _single_process_is_fine():
             save({"run": self}, checkpoint_id=folder)
 
     def load(self, folder: str | Path) -> None:
-        """Goes on from a checkpoint, on any number of ranks.
+        """Restores a checkpoint, on any number of ranks.
 
         Args:
-            folder: of `save`.
+            folder: the folder of a `save`.
 
         Raises:
             ValueError: the checkpoint lacks a part of the model.
@@ -95,10 +95,10 @@ class TrainingState:
         return {"model": model, "optimizer": optimizer, "others": others, **_random_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a saved state; called by `dcp.load`.
+        """Restores a saved state; called by `dcp.load`.
 
         Args:
-            state: from `state_dict`, filled from the checkpoint.
+            state: the result of `state_dict`, filled from the checkpoint.
         """
         set_model_state_dict(self.model, state["model"])
         # A parameter that never had a gradient has nothing to save.

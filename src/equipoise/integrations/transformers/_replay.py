@@ -22,13 +22,13 @@ from equipoise.nn._capture import within_backward
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedCall:
-    """What one layer decided in one forward pass.
+    """The decisions of one layer in one forward pass.
 
     Attributes:
         indices: the experts that processed each row; E for "no expert".
         wanted: the experts that each row drew or chose, in order; `indices` before the capacity dropped any.
         scores: the factor of each expert's output.
-        log_prob: the router's log-probability of all of `wanted`, in their order (Plackett-Luce).
+        log_prob: the router's log-probability of all experts in `wanted`, in their order (Plackett-Luce).
 
     Example:
         One sequence of three tokens with one expert each; the last one was dropped.
@@ -51,7 +51,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoutingRecord:
-    """What the routed layers of a model decided, call by call.
+    """The decisions of the routed layers of a model, call by call.
 
     Attributes:
         layers: the calls of each layer, by its name. `torch.save` and `torch.load` take the record; to move it, move
@@ -171,12 +171,12 @@ def replay_routing(model: nn.Module, record: RoutingRecord) -> Generator[Replay]
 
     The factors of the experts' outputs have the recorded values, and the gradient of the present router's factors at
     the same experts (none where the router is not gated). Several recorded calls are joined along the positions: the
-    record of `generate` fits one forward pass over prompt and answer without its last token. With activation
-    checkpointing call backward within the replay too, since it routes again.
+    record of `generate` fits one forward pass over the prompt and the answer without its last token. With activation
+    checkpointing, call backward within the replay too, since it runs the layers again.
 
     Args:
         model: with swapped routers, in training or evaluation mode.
-        record: of the same layers.
+        record: a record of the same layers.
 
     Yields:
         The replay, for the importance ratios.

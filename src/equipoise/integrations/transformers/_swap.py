@@ -37,7 +37,7 @@ def swap_routers(
 
     How the model's function changes:
 
-    - `topk`, `loss-free`, `quantile`, `priced` at the start, and every gated router in evaluation: as it was.
+    - `topk`, `loss-free`, `quantile`, `priced` at the start, and every gated router in evaluation: it does not change.
     - Learnt prices and biases move the selection, in units of what the gate compares: logits, or, with sigmoid
       scores or a correction bias, scores.
     - Strategies multiply by the gate's own factors. With `loss="reinforce"` they average the K experts: **factors of
@@ -53,8 +53,8 @@ def swap_routers(
         layers: which layers: numbers of decoder layers, or a pattern of names such as "model.layers.1*"; None: all.
         capacity_factor: see `equipoise.nn.make_router`.
         top_k: K; None: the gate's. For routers that take one expert a row, pass top_k=1 where the gate's K is larger.
-        options: see `equipoise.nn.RoutingOptions`. Each layer gets a hash of its own: the seed of `hash`, and that of a
-            token prior, grow by one from layer to layer.
+        options: see `equipoise.nn.RoutingOptions`. Each layer gets a hash of its own: the seeds of `hash` and of a
+            token prior increase by one from layer to layer.
 
     Returns:
         The names of the layers that were swapped.

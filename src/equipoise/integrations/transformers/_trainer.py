@@ -44,8 +44,8 @@ class RoutedTrainerMixin(_Base):
     - Evaluation is the Trainer's own: the model's loss, with routers in evaluation mode.
 
     Args:
-        surrogate: None: `Surrogate()`. `Surrogate(Readouts(model, vocabulary))` has a baseline for each layer; the
-            Trainer's optimiser trains its heads.
+        surrogate: computes the loss; None: `Surrogate()`. `Surrogate(Readouts(model, vocabulary))` has a baseline for
+            each layer, whose heads the Trainer's optimiser trains.
         args: as the Trainer's.
         kwargs: as the Trainer's.
 
@@ -110,7 +110,7 @@ class RoutedTrainerMixin(_Base):
         return (loss, outputs) if return_outputs else loss
 
     def update_routers(self) -> None:
-        """Ends an optimiser step: what the routers of its batches learn without gradient."""
+        """Updates what routers learn without gradient, from the batches of the optimiser step that has ended."""
         for routings in self._routed:
             routings.update()
         if self._routed:
@@ -220,9 +220,9 @@ def token_losses(
     """Computes the cross-entropy of every token, for a training loop of your own.
 
     Args:
-        logits: of the model.
+        logits: the model's logits.
         labels: the token that each position predicts; -100 where none counts.
-        smoothing: of labels.
+        smoothing: the label smoothing factor.
 
     Returns:
         The losses, float32, 0 where nothing counts; and which tokens count.
