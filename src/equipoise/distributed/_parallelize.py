@@ -36,11 +36,11 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, scope: str = "local") -> 
     """Spreads the experts of every layer over the expert axis of a mesh, in place.
 
     Each rank keeps E / R experts of every layer, and its own tokens; tokens travel to the ranks that hold their
-    experts, and outputs travel back (`AllToAllDispatcher`). Every rank starts from the first rank's parameters. For all
-    other parameters, put `DistributedDataParallel` or `fully_shard` over all axes around the model. These average
-    gradients over ranks; `parallelize` does the same for experts. DDP ignores the experts; their gradients are averaged
-    over the other axes of the mesh when they are complete. With FSDP2, shard each layer's experts over the data axes
-    first, then the model over all of them; see docs/distributed.md.
+    experts, and outputs travel back (`AllToAllDispatcher`). Every rank starts from the first rank's parameters. For the
+    parameters outside experts, put `DistributedDataParallel` or `fully_shard` over all axes around the model. These
+    average gradients over ranks; `parallelize` does the same for experts. DDP ignores the experts; their gradients are
+    averaged over the other axes of the mesh when they are complete. With FSDP2, shard each layer's experts over the
+    data axes first, then the model over all of them; see docs/distributed.md.
 
     The loss of the batch is the mean of the ranks' losses. Routers draw independent noise on every rank, whatever the
     seeds. What routers keep between steps (prices, biases, automatic proposals) is the same on all ranks:
