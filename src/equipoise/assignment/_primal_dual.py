@@ -259,7 +259,7 @@ class _Problem:
             deviation,
             self.z,
         )
-        _start.radius_of(deviation, 1.0, radius)
+        _start.radius_of(deviation, 1.0, status, mu, radius)
         return mu, status
 
     def _collect(self, radius: Floats) -> tuple[Contested, Settled]:

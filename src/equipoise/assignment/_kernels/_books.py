@@ -9,9 +9,9 @@ Legend: n rows, k experts, K experts a row, m contested rows as in `_contested.p
 import numpy as np
 
 from equipoise._core._jit import jit, jit_vector
-from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores
+from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, insert
 
-# A gap of this much of the value, or of the largest score assigned, is rounding. Stricter than promised by four orders.
+# A gap of this much of the scores assigned, without their signs, is rounding. Stricter than promised by four orders.
 ENOUGH = 1e-13
 
 
@@ -73,11 +73,7 @@ def missed(scores: Scores, rows: Ints, z: Ints, prices: Floats) -> float:
         for j in range(k):
             offer = np.float64(scores[i, j]) - prices[j]
             if offer > top[top_k - 1]:
-                t = top_k - 1
-                while t > 0 and top[t - 1] < offer:
-                    top[t] = top[t - 1]
-                    t -= 1
-                top[t] = offer
+                insert(top, offer)
         regret = 0.0
         for t in range(top_k):
             regret += top[t] - (np.float64(scores[i, z[i, t]]) - prices[z[i, t]])
@@ -128,31 +124,33 @@ def open_doors(leads: Scores, prices: Floats, inside: Flags, radius: Floats) -> 
 
 @jit
 def total_value(scores: Scores, z: Ints) -> tuple[float, float]:
-    """The sum of the scores assigned and the largest of them."""
-    value, largest = 0.0, 0.0
+    """The sum of the scores assigned, and that of their magnitudes."""
+    value, magnitude = 0.0, 0.0
     for i in range(z.shape[0]):
         for t in range(z.shape[1] if z[i, 0] >= 0 else 0):
             score = np.float64(scores[i, z[i, t]])
             value += score
-            largest = max(largest, abs(score))
-    return value, largest
+            magnitude += abs(score)
+    return value, magnitude
 
 
 @jit
-def order_offers(scores: Scores, z: Ints, prices: Floats) -> None:
-    """Orders each row's experts: the best offer first, and of equal ones the first expert."""
+def order_offers(scores: Scores, z: Ints, prices: Floats, out: Counts, counts: Counts) -> None:
+    """Writes each row's experts, the best offer first and of equal ones the first expert; k for "no expert"; counts."""
+    k, top_k = scores.shape[1], z.shape[1]
+    offers = np.empty(top_k)
     for i in range(z.shape[0]):
-        for t in range(1, z.shape[1] if z[i, 0] >= 0 else 0):
-            j, u = z[i, t], t
-            offer = np.float64(scores[i, j]) - prices[j]
-            while u > 0:
-                other = z[i, u - 1]
-                ahead = np.float64(scores[i, other]) - prices[other]
-                if ahead > offer or (ahead == offer and other < j):
-                    break
-                z[i, u] = other
-                u -= 1
-            z[i, u] = j
+        if z[i, 0] < 0:
+            out[i] = k
+            continue
+        for t in range(top_k):
+            offers[t] = np.float64(scores[i, z[i, t]]) - prices[z[i, t]]
+        for t in range(top_k):
+            ahead = 0
+            for u in range(top_k):
+                ahead += (offers[u] > offers[t]) | ((offers[u] == offers[t]) & (z[i, u] < z[i, t]))
+            out[i, ahead] = z[i, t]
+            counts[z[i, t]] += 1
 
 
 @jit
@@ -187,10 +185,10 @@ def prove(scores: Scores, rows: Ints, capacity: Counts, prices: Floats, z: Ints)
     counts = np.empty(prices.shape[0], np.int64)
     count_rows(z, counts)
     rest_prices(prices, counts, capacity)
-    value, largest = total_value(scores, z)
+    value, magnitude = total_value(scores, z)
     close_prices(scores, z, capacity, prices)
     regret = missed(scores, rows, z, prices)
-    return value, regret, regret <= ENOUGH * max(abs(value), largest)
+    return value, regret, regret <= ENOUGH * magnitude
 
 
 @jit
@@ -212,14 +210,7 @@ def close_books(
     scores: Scores, z: Ints, capacity: Counts, prices: Floats, out: Counts, counts: Counts, gap: Floats
 ) -> None:
     """Writes z with the best offer first and k for "no expert", counts rows, adds what free slots cost to the gaps."""
-    k = capacity.shape[1]
     for b in range(z.shape[0]):
-        order_offers(scores[b], z[b], prices[b])
-        for i in range(z.shape[1]):
-            for t in range(z.shape[2]):
-                j = z[b, i, t]
-                out[b, i, t] = j if j >= 0 else k
-                if j >= 0:
-                    counts[b, j] += 1
-        for j in range(k):
+        order_offers(scores[b], z[b], prices[b], out[b], counts[b])
+        for j in range(capacity.shape[1]):
             gap[b] += (capacity[b, j] - counts[b, j]) * prices[b, j]

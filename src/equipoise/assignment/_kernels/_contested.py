@@ -75,12 +75,13 @@ def offers_from(row: Scores, prices: Scores, floor: float, start: int) -> int:
 
 @jit
 def insert(top: Scores, offer: float) -> None:
-    """Puts an offer into its place among the largest so far, in descending order; the last one drops out."""
-    t = top.shape[0] - 1
-    while t > 0 and top[t - 1] < offer:
-        top[t] = top[t - 1]
-        t -= 1
-    top[t] = offer
+    """Puts an offer into its place among the largest so far, in descending order; the last one drops out.
+
+    Where it belongs cannot be foreseen, so there is no branch on it.
+    """
+    for t in range(top.shape[0]):
+        above, offer = larger(top[t], offer), smaller(top[t], offer)
+        top[t] = above
 
 
 @jit
@@ -127,14 +128,15 @@ def last_of_largest(row: Scores, prices: Scores, marks: Any, top: Scores) -> flo
 @jit
 def best_left_out(row: Scores, prices: Scores, marks: Any, top: Scores) -> float:
     """The last of the largest offers of the experts that are marked, as many as `top` has room for."""
-    top[:] = -np.inf
+    nothing = top.dtype.type(-np.inf)
+    top[:] = nothing
     for word in range(marks.shape[0]):
         bits = marks[word]
         while bits != 0:
             j = word * WORD + lowest_bit(bits)
             bits &= bits - np.uint64(1)
-            if row[j] - prices[j] > top[-1]:
-                insert(top, row[j] - prices[j])
+            offer = row[j] - prices[j]
+            insert(top, offer if offer > nothing else nothing)  # NaN has no place in an order
     return top[-1]
 
 

@@ -10,7 +10,7 @@ Legend: k experts, m contested rows; row a of the list is row `rows[a]` of the m
 import numpy as np
 
 from equipoise._core._jit import jit, jit_vector
-from equipoise.assignment._kernels._contested import Counts, Floats, Ints, Scores, copy_to
+from equipoise.assignment._kernels._contested import Counts, Floats, Ints, Scores, copy_to, insert
 from equipoise.assignment._kernels._smoothing import demand_of_lists, demand_of_slots
 
 # How far a step may move two experts apart that share rows, in units of mu. After more than half of that, the next step
@@ -22,7 +22,7 @@ ANCHOR, ALONE = 1e-3, 1.5
 # How a descent ends: counts are within the goal; rows are tied, so that less smoothing changes nothing; or neither.
 REACHED, TIED, FAILED = 0, 1, 2
 # So many times in a row less smoothing changes nothing.
-MOST_TIED = 3
+MOST_TIED = 5
 # Newton steps in all, and at one mu.
 MOST_STEPS, MOST_STAYS = 100, 24
 
@@ -178,13 +178,7 @@ def narrow(
         best = top[: wanted + 1]
         best[:] = -np.inf
         for e in range(begin, end):
-            offer = vals[e] - prices[cols[e]]
-            if offer > best[wanted]:
-                t = wanted
-                while t > 0 and best[t - 1] < offer:
-                    best[t] = best[t - 1]
-                    t -= 1
-                best[t] = offer
+            insert(best, vals[e] - prices[cols[e]])
         low, high = best[wanted - 1] - reach, best[wanted] + reach
         start, left = entry, wanted
         contested = best[wanted - 1] - best[wanted] <= reach
@@ -222,6 +216,16 @@ def misplaced(counts: Floats, target: Floats, prices: Floats, near: float) -> fl
         if least + near < prices[j] < np.inf:
             under += max(0.0, target[j] - counts[j])
     return max(over, under)
+
+
+@jit
+def extrapolate(prices: Floats, earlier: Floats, factor: float) -> None:
+    """Moves prices on by a multiple of their last change, and remembers where they were."""
+    for j in range(prices.shape[0]):
+        if prices[j] < np.inf:
+            change = prices[j] - earlier[j]
+            earlier[j] = prices[j]
+            prices[j] += factor * change
 
 
 @jit
@@ -268,6 +272,7 @@ def descend(
     """
     k = prices.shape[0]
     demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
+    path, last_mu = prices.copy(), np.inf
     stays, tied, excess, steps, slope = 0, 0, np.inf, 0, 0.0
     wanted, last, status = target.sum() - free, np.inf, FAILED
     while True:
@@ -303,19 +308,23 @@ def descend(
         for j in range(k):
             prices[j] += step[j]
             slope += (demand[j] - target[j]) * step[j]
-        if length > STEP / 2 or wrong > 0.1 * wanted:
+        if (length > STEP / 2 and wrong > 0.25 * goal) or wrong > 0.1 * wanted:
             if stays < MOST_STAYS:
                 continue
             break
         before = first[need.shape[0]]
+        following = mu / 4 if stays == 1 else mu / 2
+        # Prices follow a smooth path as mu falls; at first there is one point of it, and the factor is 0.
+        extrapolate(prices, path, (following - mu) / (mu - last_mu))
+        last_mu = mu
         m = narrow(rows, need, first, cols, vals, prices, reach * mu / 4, fixed, counts, z)
         rows, need, first = rows[:m], need[:m], first[: m + 1]
         excess = misplaced(counts, target, prices, STEP * mu if free > 0 else -1.0)
         tied = tied + 1 if excess > 0.9 * last and first[m] > 0.9 * before else 0
         last = excess
         if excess <= goal or m == 0 or tied == MOST_TIED or mu / 4 < least:
-            status = TIED if excess > max(goal, wanted / 8) else REACHED
+            status = TIED if excess > goal and m > 0 else REACHED
             break
-        mu /= 4 if stays == 1 else 2
+        mu = following
         stays = 0
     return status, mu, need.shape[0]

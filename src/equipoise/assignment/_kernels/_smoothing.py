@@ -43,7 +43,7 @@ def soft_exp(x: float) -> float:
     return t * t
 
 
-@jit
+@jit_vector
 def shares(offers: Floats, width: int, need: int, mu: float, x: Floats, weight: Floats) -> float:
     """Shares that sum to `need`, and weights so that the Hessian of pair (j, t) is -weight_j weight_t / total / mu.
 
@@ -68,22 +68,20 @@ def shares(offers: Floats, width: int, need: int, mu: float, x: Floats, weight: 
         return 1.0
     worst = best
     for t in range(width):
-        worst = min(worst, offers[t])
+        worst = smaller(worst, offers[t])
     # The threshold lies where shares cross one half; safeguarded Newton, to a hundredth of a row.
     low, high = worst - REACH * mu, best + REACH * mu
     x[: need + 1] = -np.inf
     for t in range(width):  # x serves to find the largest
-        if offers[t] > x[need]:
-            insert(x[: need + 1], offers[t])
+        insert(x[: need + 1], offers[t])
     threshold, total = 0.5 * (x[need - 1] + x[need]), 0.0
     for _ in range(20):
         taken, total = 0.0, 0.0
         for t in range(width):
             u = (offers[t] - threshold) * inverse
-            e = soft_exp(-abs(u))
-            near = 1.0 / (1.0 + e)
-            x[t] = near if u > 0 else 1.0 - near
-            weight[t] = near * (1.0 - near)
+            half = 1.0 / (1.0 + soft_exp(-abs(u))) - 0.5
+            x[t] = 0.5 + np.copysign(half, u)
+            weight[t] = 0.25 - half * half
             taken += x[t]
             total += weight[t]
         if abs(taken - need) < 0.01:

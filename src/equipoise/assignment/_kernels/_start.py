@@ -87,11 +87,12 @@ def accepts(
 
 
 @jit
-def radius_of(deviation: Floats, factor: float, radius: Floats) -> None:
-    """Writes how far prices may still move that are uncertain by so much."""
+def radius_of(deviation: Floats, factor: float, status: int, mu: float, radius: Floats) -> None:
+    """Writes how far prices may still move that are uncertain by so much: as far as mu reaches, where rows are tied."""
     k = deviation.shape[0]
+    least = REACH * mu if status == TIED else 0.0
     for j in range(k):
-        radius[j] = factor * RADIUS * np.sqrt(2 * np.log(k)) * deviation[j]
+        radius[j] = max(least, factor * RADIUS * np.sqrt(2 * np.log(k)) * deviation[j])
 
 
 @jit
@@ -107,8 +108,12 @@ def descend_on_sample(
     radius: Floats,
     deviation: Floats,
     z: Ints,
-) -> int:
-    """Newton steps on the contested rows of a sample; the least price becomes 0. Returns how it ended."""
+) -> tuple[int, float]:
+    """Newton steps on the contested rows of a sample; the least price becomes 0.
+
+    Returns:
+        How it ended, and the last mu.
+    """
     n, k = scores.shape
     size, kind = -(-n // stride), scores.dtype
     rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
@@ -119,8 +124,8 @@ def descend_on_sample(
         scores, mask, prices, radius, begin, n, stride, z, counts, rows, need, first, cols, vals, leads
     )
     if illegal >= 0:
-        return OVERFLOWED
-    status, _, _ = descend(
+        return OVERFLOWED, mu
+    status, mu, _ = descend(
         rows[:m],
         need[:m],
         first[: m + 1],
@@ -138,7 +143,7 @@ def descend_on_sample(
         z,
     )
     less_least(prices)
-    return status
+    return status, mu
 
 
 @jit
@@ -199,14 +204,14 @@ def start_prices(
     while True:
         goal = 0.25 * np.sqrt(k * top_k * rows / stride)  # what a count of so many rows cannot tell
         before = prices.copy()
-        status = descend_on_sample(scores, mask, stride, target, free, goal, prices, mu, radius, deviation, z)
+        status, last_mu = descend_on_sample(scores, mask, stride, target, free, goal, prices, mu, radius, deviation, z)
         if status == OVERFLOWED:
             return OVERFLOWED, origin
         if origin != FOUND:  # the sample would only add its own noise; what all rows leave unknown is less
             copy_to(before, prices)
-            radius_of(deviation, 1.0 / np.sqrt(stride), radius)
+            radius_of(deviation, 1.0 / np.sqrt(stride), REACHED, last_mu, radius)
             return REACHED, origin
-        radius_of(deviation, 1.0, radius)
+        radius_of(deviation, 1.0, status, last_mu, radius)
         if stride < 4 * FINER or status != REACHED:
             return status, origin
         stride //= FINER
