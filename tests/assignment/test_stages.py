@@ -175,6 +175,20 @@ def test_newton_steps_leave_few_rows_to_chains(slack: float, top_k: int) -> None
     assert missed == pytest.approx(0.0, abs=1e-8)
 
 
+@pytest.mark.parametrize("over", [1.01, 1.03, 1.1])
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+def test_where_only_the_most_popular_expert_is_full_chains_stay_few(top_k: int, over: float) -> None:
+    scores = draw_scores("gumbel", 8192, 8, seed=3) + torch.randn(8, generator=torch.Generator().manual_seed(3))
+    counts = torch.bincount(scores.topk(top_k).indices.flatten())
+    p = problem(scores, top_k)
+    p.capacity[:] = int(counts.max() / over)
+    p.slots[:] = p.target[:] = p.capacity
+    p.free = float(p.target.sum() - top_k * 8192)
+    _, gap = p.solve(warm=False)
+    assert gap < 1e-9
+    assert sum(int(line.split()[-2]) for line in p.log if line.endswith("chains")) <= 256  # of 8192 rows
+
+
 def test_equal_prices_and_a_warm_start_are_used_where_a_sample_accepts_them() -> None:
     plain = draw_scores("gumbel", 8192, 16, seed=1)
     p = problem(plain)

@@ -206,15 +206,27 @@ def narrow(
 
 
 @jit
-def misplaced(counts: Floats, target: Floats, prices: Floats, near: float) -> float:
-    """Rows by which demand misses the target. Experts within `near` of the least price may have free slots."""
+def weigh_experts(pairs: Floats, mu: float, rate: Floats) -> None:
+    """Writes how many rows each expert loses or gains when its price moves by 1, before free slots are counted."""
+    for j in range(pairs.shape[0]):
+        rate[j] = 0.0
+        for t in range(pairs.shape[0]):
+            rate[j] += (pairs[j, t] + pairs[t, j]) / mu
+
+
+@jit
+def misplaced(counts: Floats, target: Floats, prices: Floats, rate: Floats) -> float:
+    """Rows by which demand misses the target.
+
+    Where the price is least, slots may stay free. Elsewhere as many are missing as would come if the price fell to that.
+    """
     over, under, least = 0.0, 0.0, np.inf
     for j in range(prices.shape[0]):
         least = min(least, prices[j])
     for j in range(prices.shape[0]):
         over += max(0.0, counts[j] - target[j])
-        if least + near < prices[j] < np.inf:
-            under += max(0.0, target[j] - counts[j])
+        if least < prices[j] < np.inf:
+            under += min(max(0.0, target[j] - counts[j]), rate[j] * (prices[j] - least))
     return max(over, under)
 
 
@@ -272,7 +284,7 @@ def descend(
     """
     k = prices.shape[0]
     demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
-    path, last_mu = prices.copy(), np.inf
+    path, last_mu, rate = prices.copy(), np.inf, np.full(k, np.inf)
     stays, tied, excess, steps, slope = 0, 0, np.inf, 0, 0.0
     wanted, last, status = target.sum() - free, np.inf, FAILED
     while True:
@@ -280,6 +292,7 @@ def descend(
         pairs[:] = 0.0
         demand_of_lists(need, first, cols, vals, prices, mu, demand, pairs)
         if free > 0:
+            weigh_experts(pairs, mu, rate)
             demand_of_slots(free, prices, mu, demand, pairs)
         if stays > 0 and steps < MOST_STEPS:
             # The dual is convex: if its slope along the last step has turned, the step went too far.
@@ -319,7 +332,7 @@ def descend(
         last_mu = mu
         m = narrow(rows, need, first, cols, vals, prices, reach * mu / 4, fixed, counts, z)
         rows, need, first = rows[:m], need[:m], first[: m + 1]
-        excess = misplaced(counts, target, prices, STEP * mu if free > 0 else -1.0)
+        excess = misplaced(counts, target, prices, rate)
         tied = tied + 1 if excess > 0.9 * last and first[m] > 0.9 * before else 0
         last = excess
         if excess <= goal or m == 0 or tied == MOST_TIED or mu / 4 < least:

@@ -139,13 +139,12 @@ def solve_contested(
         )
         if status == PROVED:
             return PROVED, value, regret, chains, few
-    if mu == 0 or status != BETTER:  # more candidates would not keep settled rows from their better offers
-        copy_to(before, prices)
-        room = slots - settled
-        status, value, regret, more = place(
-            scores, rows, rows, need, first, cols, vals, room, leads, capacity, prices, inside, z
-        )
-        chains += more
+    copy_to(before, prices)
+    room = slots - settled
+    status, value, regret, more = place(
+        scores, rows, rows, need, first, cols, vals, room, leads, capacity, prices, inside, z
+    )
+    chains += more
     if status == STUCK:  # rows that are shut in with an overfull expert need a way out
         open_doors(leads, before, inside, radius)
     elif status == BETTER:

@@ -78,10 +78,10 @@ def accepts(
 ) -> bool:
     """Whether the rows of a sample would choose experts as often as they have room, but for chance."""
     k = prices.shape[0]
-    counts = np.empty(k)
+    counts, rate = np.empty(k), np.full(k, np.inf)
     asked = survey(scores, mask, prices.astype(scores.dtype), stride, top_k, counts)
     taken = asked * top_k
-    wrong = misplaced(counts, target * (asked / max(rows, 1)), prices, 0.0 if free > 0 else -1.0)
+    wrong = misplaced(counts, target * (asked / max(rows, 1)), prices, rate)
     # By chance alone 0.4 sqrt(taken k) are, with a standard deviation of 0.3 sqrt(taken).
     return wrong <= 0.4 * np.sqrt(taken * k) + 0.9 * np.sqrt(taken)
 
