@@ -218,7 +218,7 @@ def weigh_experts(pairs: Floats, mu: float, rate: Floats) -> None:
 def misplaced(counts: Floats, target: Floats, prices: Floats, rate: Floats) -> float:
     """Rows by which demand misses the target.
 
-    Where the price is least, slots may stay free. Elsewhere as many are missing as would come if the price fell to that.
+    Where the price is least, slots may stay free. Elsewhere as many rows are missing as would come at the least price.
     """
     over, under, least = 0.0, 0.0, np.inf
     for j in range(prices.shape[0]):
