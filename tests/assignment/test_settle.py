@@ -167,7 +167,8 @@ def test_proof_sees_a_row_that_is_misplaced() -> None:
     capacity = a.capacity[None]
     proof = prove(scores[None], None, z[None, :, None], a.prices[None], capacity, Alone())
     assert float(proof.gap) == pytest.approx(loss, rel=1e-9)
-    assert (proof.missed[0] > 0).nonzero().flatten().tolist() in ([i, j], [i], [j])
+    rounding = 1e-14  # by which a row that is tied at these prices may seem to miss something
+    assert (proof.missed[0] > rounding).nonzero().flatten().tolist() in ([i, j], [i], [j])
 
 
 def test_hidden_illegal_scores_are_found() -> None:

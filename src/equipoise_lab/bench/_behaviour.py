@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -58,6 +59,7 @@ def _warm_start(bench: AssignBench) -> Measurement:
     figures, ratios, doubts = dict[str, float](), dict[str, float](), list[float]()
     for n, k, factor in _WARM_PROBLEMS:
         logits, capacity = draw_scores("logits", n, k, bench.seed), math.ceil(factor * n / k)
+        logits += torch.randn(k, generator=torch.Generator().manual_seed(bench.seed))  # experts of unequal popularity
         # The family adds logits of its own; only its noise is wanted here.
         previous, scores = (
             logits + draw_scores("gumbel", n, k, seed) - draw_scores("logits", n, k, seed)

@@ -207,9 +207,11 @@ def start_prices(
         status, last_mu = descend_on_sample(scores, mask, stride, target, free, goal, prices, mu, radius, deviation, z)
         if status == OVERFLOWED:
             return OVERFLOWED, origin
-        if origin != FOUND:  # the sample would only add its own noise; what all rows leave unknown is less
+        # The sample would only add its own noise to accepted prices. They may be off by the noise of all rows, and
+        # given ones by that of the rows that they come from as well.
+        if origin != FOUND:
             copy_to(before, prices)
-            radius_of(deviation, 1.0 / np.sqrt(stride), REACHED, last_mu, radius)
+            radius_of(deviation, np.sqrt(2 / stride), REACHED, last_mu, radius)
             return REACHED, origin
         radius_of(deviation, 1.0, status, last_mu, radius)
         if stride < 4 * FINER or status != REACHED:
