@@ -284,15 +284,15 @@ def descend(
     """
     k = prices.shape[0]
     demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
-    path, last_mu, rate = prices.copy(), np.inf, np.full(k, np.inf)
+    path, last_mu, rate = prices.copy(), np.inf, np.empty(k)
     stays, tied, excess, steps, slope = 0, 0, np.inf, 0, 0.0
     wanted, last, status = target.sum() - free, np.inf, FAILED
     while True:
         copy_to(fixed, demand)
         pairs[:] = 0.0
         demand_of_lists(need, first, cols, vals, prices, mu, demand, pairs)
+        weigh_experts(pairs, mu, rate)
         if free > 0:
-            weigh_experts(pairs, mu, rate)
             demand_of_slots(free, prices, mu, demand, pairs)
         if stays > 0 and steps < MOST_STEPS:
             # The dual is convex: if its slope along the last step has turned, the step went too far.
@@ -310,7 +310,7 @@ def descend(
         laplacian(pairs)
         wrong = 0.0
         for j in range(k):
-            deviation[j] = mu * np.sqrt(target[j]) / max(pairs[j, j], 0.05 * np.sqrt(target[j]) + 1e-9)
+            deviation[j] = np.sqrt(target[j]) / max(rate[j], (0.05 * np.sqrt(target[j]) + 1e-9) / mu)
             wrong += max(0.0, demand[j] - target[j])
         if steps >= MOST_STEPS:
             break

@@ -207,11 +207,12 @@ def start_prices(
         status, last_mu = descend_on_sample(scores, mask, stride, target, free, goal, prices, mu, radius, deviation, z)
         if status == OVERFLOWED:
             return OVERFLOWED, origin
-        # The sample would only add its own noise to accepted prices. They may be off by the noise of all rows, and
-        # given ones by that of the rows that they come from as well.
+        # The sample would only add its own noise to accepted prices. Equal ones may be off by the noise of all rows,
+        # given ones by that of the rows that they come from as well. Another pass would cost more than a wider radius.
         if origin != FOUND:
             copy_to(before, prices)
-            radius_of(deviation, np.sqrt(2 / stride), REACHED, last_mu, radius)
+            noises = 2 if origin == GIVEN else 1
+            radius_of(deviation, np.sqrt(2 * noises / stride), REACHED, last_mu, radius)
             return REACHED, origin
         radius_of(deviation, 1.0, status, last_mu, radius)
         if stride < 4 * FINER or status != REACHED:
