@@ -97,6 +97,19 @@ def test_families_at_a_size_that_is_sampled(family: str, factor: float) -> None:
     assert float(warm.value) == pytest.approx(float(a.value), rel=1e-9)
 
 
+@pytest.mark.parametrize("method", ["primal-dual", "settle"])
+@pytest.mark.parametrize(("k", "top_k"), [(3, 2), (4, 2), (4, 3), (8, 4)])
+def test_a_row_whose_offers_are_tied_but_for_the_best_is_not_taken_for_content(k: int, top_k: int, method: str) -> None:
+    """Rows want one expert each and are indifferent between the others; some experts have room for few."""
+    rng = np.random.default_rng(k)
+    for n in (129, 200):
+        for _ in range(30):
+            scores = torch.nn.functional.one_hot(torch.from_numpy(rng.integers(0, k, n)), k).float()
+            capacity = torch.from_numpy(rng.integers(1, n, k))
+            capacity[: top_k + 1] = n
+            check_several(scores, eq.assign(scores, capacity, top_k=top_k, method=method), top_k)
+
+
 @pytest.mark.parametrize("n", [30, 1500])
 def test_one_expert_a_row_is_the_usual_problem(n: int) -> None:
     scores = draw_scores("gumbel", n, 8, seed=1)

@@ -52,6 +52,7 @@ def take_held(rows: Ints, need: Ints, first: Counts, cols: Ints, held: Flags, z:
 
 @jit_vector
 def _better(row: Scores, prices: Floats, worst: float) -> int:
+    """How many offers exceed the worst one that is held."""
     count = 0
     for j in range(row.shape[0]):
         count += np.float64(row[j]) - prices[j] > worst
@@ -64,10 +65,12 @@ def missed(scores: Scores, rows: Ints, z: Ints, prices: Floats) -> float:
     k, top_k = scores.shape[1], z.shape[1]
     top, total = np.empty(top_k), 0.0
     for i in rows:
-        worst = np.inf
+        worst, above = np.inf, 0
         for t in range(top_k):
             worst = min(worst, np.float64(scores[i, z[i, t]]) - prices[z[i, t]])
-        if _better(scores[i], prices, worst) < top_k:
+        for t in range(top_k):
+            above += np.float64(scores[i, z[i, t]]) - prices[z[i, t]] > worst
+        if _better(scores[i], prices, worst) == above:  # those that it holds itself
             continue
         top[:] = -np.inf
         for j in range(k):
