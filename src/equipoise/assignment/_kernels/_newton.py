@@ -19,7 +19,8 @@ STEP = 4.0
 # What ties every price to where it is, as a part of the expert's rows: it decides only where rows are few. And how far
 # an expert that shares too few rows moves, in units of mu.
 ANCHOR, ALONE = 1e-3, 1.5
-# How a descent ends: counts are within the goal; rows are tied, so that less smoothing changes nothing; or neither.
+# How a descent ends: counts are within the goal; rows are tied, so that less smoothing changes nothing; or neither, as
+# where no row is left to move.
 REACHED, TIED, FAILED = 0, 1, 2
 # So many times in a row less smoothing changes nothing.
 MOST_TIED = 5
@@ -215,10 +216,10 @@ def weigh_experts(pairs: Floats, mu: float, rate: Floats) -> None:
 
 
 @jit
-def misplaced(counts: Floats, target: Floats, prices: Floats, rate: Floats) -> float:
+def misplaced(counts: Floats, target: Floats, prices: Floats, rate: Floats, near: float) -> float:
     """Rows by which demand misses the target.
 
-    Where the price is least, slots may stay free. Elsewhere as many rows are missing as would come at the least price.
+    Where the price is least, slots may stay free. At prices near that as many rows are missing as would come for less.
     """
     over, under, least = 0.0, 0.0, np.inf
     for j in range(prices.shape[0]):
@@ -226,7 +227,8 @@ def misplaced(counts: Floats, target: Floats, prices: Floats, rate: Floats) -> f
     for j in range(prices.shape[0]):
         over += max(0.0, counts[j] - target[j])
         if least < prices[j] < np.inf:
-            under += min(max(0.0, target[j] - counts[j]), rate[j] * (prices[j] - least))
+            lacking, above = max(0.0, target[j] - counts[j]), prices[j] - least
+            under += min(lacking, rate[j] * above) if above <= near else lacking
     return max(over, under)
 
 
@@ -332,11 +334,11 @@ def descend(
         last_mu = mu
         m = narrow(rows, need, first, cols, vals, prices, reach * mu / 4, fixed, counts, z)
         rows, need, first = rows[:m], need[:m], first[: m + 1]
-        excess = misplaced(counts, target, prices, rate)
+        excess = misplaced(counts, target, prices, rate, STEP * mu)
         tied = tied + 1 if excess > 0.9 * last and first[m] > 0.9 * before else 0
         last = excess
         if excess <= goal or m == 0 or tied == MOST_TIED or mu / 4 < least:
-            status = TIED if excess > goal and m > 0 else REACHED
+            status = REACHED if excess <= goal else TIED if m > 0 else FAILED
             break
         mu = following
         stays = 0

@@ -78,10 +78,10 @@ def accepts(
 ) -> bool:
     """Whether the rows of a sample would choose experts as often as they have room, but for chance."""
     k = prices.shape[0]
-    counts, rate = np.empty(k), np.full(k, np.inf)
+    counts = np.empty(k)
     asked = survey(scores, mask, prices.astype(scores.dtype), stride, top_k, counts)
     taken = asked * top_k
-    wrong = misplaced(counts, target * (asked / max(rows, 1)), prices, rate)
+    wrong = misplaced(counts, target * (asked / max(rows, 1)), prices, counts, 0.0)
     # By chance alone 0.4 sqrt(taken k) are, with a standard deviation of 0.3 sqrt(taken).
     return wrong <= 0.4 * np.sqrt(taken * k) + 0.9 * np.sqrt(taken)
 
