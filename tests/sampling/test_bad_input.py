@@ -80,6 +80,13 @@ def test_priority_must_be_one_number_a_row() -> None:
         sample_skip(X, X, torch.zeros(2, 4, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("k", [2, 3])
+def test_priority_must_not_be_nan(k: int) -> None:
+    priority = torch.tensor([0.81, 0.07, float("nan"), 0.48, 0.95, 0.14])
+    with pytest.raises(ValueError, match=r"priority must not be NaN, got nan at index \[2\]: .* torch.rand\(\[6\]\)"):
+        sample_skip(torch.zeros(6, k), torch.zeros(6, k), priority, capacity=1)
+
+
 @pytest.mark.parametrize("capacity", [0, [1, 0], torch.tensor([0, 3])])
 def test_skipping_needs_a_slot_for_every_expert(capacity: object) -> None:
     with pytest.raises(ValueError, match=r"capacity must be >= 1 for every expert where rows are skipped, got 0"):
@@ -121,5 +128,6 @@ def test_value_checks_are_well_formed_operators() -> None:
         (torch.ops.equipoise.checked_temperature, (torch.tensor([1.0, 0.0]), False)),
         (torch.ops.equipoise.checked_choice, (torch.tensor([1, 0]), torch.tensor([1.0, 0.0]))),
         (torch.ops.equipoise.checked_slots, (torch.tensor([1, 2]),)),
+        (torch.ops.equipoise.checked_draws, (torch.tensor([0.5, 0.1]), "priority")),
     ):
         assert set(torch.library.opcheck(operator, arguments).values()) == {"SUCCESS"}

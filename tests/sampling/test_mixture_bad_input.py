@@ -49,6 +49,12 @@ def test_coin_must_be_one_number_a_row(sampler: Callable[..., Sample]) -> None:
         sampler(X, X, eps=0.2, coin=COIN.long())
 
 
+@SAMPLERS
+def test_coin_must_not_be_nan(sampler: Callable[..., Sample]) -> None:
+    with pytest.raises(ValueError, match=r"coin must not be NaN, got nan at index \[0, (0, )?0\]: pass uniform"):
+        sampler(X, X, eps=0.2, coin=COIN + torch.nan)
+
+
 @pytest.mark.parametrize("shape", [(3,), (2, 4), (1, 1, 2)])
 def test_eps_must_broadcast_over_the_batch(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"eps must be a number or broadcast over the batch dimensions \[2\], got sh"):
@@ -97,6 +103,11 @@ def test_pick_must_be_one_number_a_problem() -> None:
         sample_averaged(X, torch.zeros(2, 3, 4, 2), torch.rand([]))
     with pytest.raises(ValueError, match=r"pick must be floating point, got torch.int64"):
         sample_averaged(X, torch.zeros(2, 3, 4, 2), PICK.long())
+
+
+def test_pick_must_not_be_nan() -> None:
+    with pytest.raises(ValueError, match=r"pick must not be NaN, got nan at index \[0\]: pass uniform numbers"):
+        sample_averaged(X, torch.zeros(2, 3, 4, 2), PICK + torch.nan)
 
 
 def test_coins_must_be_given_for_each_draw() -> None:

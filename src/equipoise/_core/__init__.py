@@ -35,6 +35,7 @@ from equipoise._core._transforms import reads_values as reads_values
 from equipoise._core._value_checks import all_finite as all_finite
 from equipoise._core._value_checks import check_temperature as check_temperature
 from equipoise._core._value_checks import checked_choice as checked_choice
+from equipoise._core._value_checks import checked_draws as checked_draws
 from equipoise._core._value_checks import checked_slots as checked_slots
 from equipoise._core._value_checks import checked_temperature as checked_temperature
 from equipoise._core._value_checks import row_name as row_name

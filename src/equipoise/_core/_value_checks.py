@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise._core._operators import value_check
+from equipoise._core._transforms import is_batched
 
 
 def row_name(failed: Tensor) -> str:
@@ -65,6 +66,25 @@ def checked_choice(z: Tensor, best: Tensor) -> Tensor:
             f"maximum of {row_name(bad)}: mask rows that should take no expert, and find where the NaN comes from"
         )
     return z.clone()
+
+
+def checked_draws(name: str, x: Tensor) -> Tensor:
+    """Requires uniform numbers without NaN, and returns them.
+
+    Off the CPU nothing is checked, since reading the values would make the host wait for the device; nor is it within
+    a vmap, where there are no values to look at.
+    """
+    return x if x.device.type != "cpu" or is_batched(x) else _checked_draws(x, name)
+
+
+@value_check("checked_draws")
+def _checked_draws(x: Tensor, name: str) -> Tensor:
+    if x.numel() and bool(x.amin().isnan()):  # amin passes NaN on
+        raise ValueError(
+            f"{name} must not be NaN, got nan at index {x.isnan().nonzero()[0].tolist()}: pass uniform numbers, "
+            f"torch.rand({list(x.shape)})"
+        )
+    return x.clone()
 
 
 @value_check("checked_slots")
