@@ -2,10 +2,10 @@
 """Checks of single numbers: sizes, seeds, capacity factors."""
 
 
-def check_at_least(name: str, value: int, least: int) -> None:
-    """Requires a whole number that is not below `least`."""
+def check_at_least(name: str, value: int, least: int, remedy: str = "give a whole number") -> None:
+    """Requires a whole number that is not below `least`; `remedy` says what it counts."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}: give a whole number")
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}: {remedy}")
 
 
 def check_seed(name: str, value: int) -> None:
