@@ -22,6 +22,7 @@ from equipoise._core._mixture_checks import checked_eps as checked_eps
 from equipoise._core._number_checks import check_at_least as check_at_least
 from equipoise._core._number_checks import check_capacity_factor as check_capacity_factor
 from equipoise._core._number_checks import check_seed as check_seed
+from equipoise._core._number_checks import is_number as is_number
 from equipoise._core._records import Record as Record
 from equipoise._core._records import compact_repr as compact_repr
 from equipoise._core._threads import num_threads as num_threads

@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of single numbers: sizes, seeds, capacity factors."""
 
+from typing import SupportsFloat, TypeGuard
+
+
+def is_number(value: object) -> TypeGuard[float | int]:
+    """Tells whether a value may stand for a number: one of Python's, of NumPy's, or of those that compiling traces."""
+    return isinstance(value, float | int) or (isinstance(value, SupportsFloat) and getattr(value, "ndim", 0) == 0)
+
 
 def check_at_least(name: str, value: int, least: int, remedy: str = "give a whole number") -> None:
     """Requires a whole number that is not below `least`; `remedy` says what it counts."""
