@@ -28,6 +28,15 @@ def test_temperature_must_be_finite_and_not_negative(sampler: Callable[..., Samp
         sampler(X, X, temperature=temperature)
 
 
+@SAMPLERS
+@pytest.mark.parametrize("temperature", [None, "1", [1.0, 2.0]])
+def test_temperature_must_be_a_number(sampler: Callable[..., Sample], temperature: object) -> None:
+    with pytest.raises(
+        ValueError, match=r"temperature must be a number or a torch.Tensor, got (None|'1'|\[1.0, 2.0\]):"
+    ):
+        sampler(X, X, temperature=temperature)
+
+
 @pytest.mark.parametrize("temperature", [float("nan"), float("inf")])
 def test_one_temperature_of_several_is_looked_at(temperature: float) -> None:
     with pytest.raises(ValueError, match=r"temperature must be finite and >= 0, got (nan|inf)"):

@@ -35,6 +35,12 @@ def test_eps_must_be_a_weight(sampler: Callable[..., Sample], eps: object) -> No
 
 
 @SAMPLERS
+def test_eps_must_be_a_number(sampler: Callable[..., Sample]) -> None:
+    with pytest.raises(ValueError, match=r"eps must be a number or a torch.Tensor, got 'a': wrap"):
+        sampler(X, X, eps="a", coin=COIN)
+
+
+@SAMPLERS
 @pytest.mark.parametrize("eps", [0.2, torch.tensor(0.2), torch.tensor([0.0, 0.2])])
 def test_mixing_needs_a_coin(sampler: Callable[..., Sample], eps: object) -> None:
     with pytest.raises(ValueError, match=r"coin must be given where eps > 0, or eps is a tensor, got None: draw uni"):

@@ -21,7 +21,9 @@ from equipoise._core._mixture_checks import check_solves as check_solves
 from equipoise._core._mixture_checks import checked_eps as checked_eps
 from equipoise._core._number_checks import check_at_least as check_at_least
 from equipoise._core._number_checks import check_capacity_factor as check_capacity_factor
+from equipoise._core._number_checks import check_number as check_number
 from equipoise._core._number_checks import check_seed as check_seed
+from equipoise._core._number_checks import checked_sizes as checked_sizes
 from equipoise._core._number_checks import is_number as is_number
 from equipoise._core._records import Record as Record
 from equipoise._core._records import compact_repr as compact_repr

@@ -12,6 +12,7 @@ Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 import torch
 from torch import Tensor
 
+from equipoise._core._number_checks import check_number
 from equipoise._core._operators import value_check
 from equipoise._core._transforms import is_batched
 
@@ -48,6 +49,7 @@ def _temperature_rule(positive: bool) -> tuple[str, str]:
 
 def check_temperature(temperature: float | int, positive: bool) -> None:
     """Requires a finite number >= 0, or > 0 where `positive`."""
+    check_number("temperature", temperature, tensor=True)
     if not ((temperature > 0) if positive else (temperature >= 0)) or temperature == float("inf"):
         rule, remedy = _temperature_rule(positive)
         raise ValueError(f"temperature must be finite and {rule}, got {temperature}: {remedy}")
