@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.assignment import _conditional
+from equipoise.assignment import _conditional, detour_costs
 from equipoise.assignment._conditional import conditional_values
 from equipoise.ops import draw_gumbel
 from support.methods import EXACT
@@ -156,6 +156,17 @@ def test_scores_and_assignment_must_fit() -> None:
         conditional_values(torch.zeros(5, 2), a)
     with pytest.raises(ValueError, match=r"assignment.counts must have shape \[3\]"):
         conditional_values(torch.zeros(4, 3), a)
+
+
+@pytest.mark.parametrize("compute", [conditional_values, detour_costs])
+def test_scores_must_be_those_that_were_assigned(compute: Callable, generator: torch.Generator) -> None:
+    scores = draw_gumbel([6, 3], generator=generator)
+    a = eq.assign(scores)
+    compute(scores.double(), a)
+    with pytest.raises(
+        ValueError, match="assignment must be of these scores, got a value of .* add up to .*: pass what"
+    ):
+        compute(-scores, a)
 
 
 def test_the_operator_passes_opcheck(generator: torch.Generator) -> None:

@@ -200,6 +200,12 @@ def test_decay_must_be_a_fraction(decay: float) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_decay_must_be_a_number() -> None:
+    with pytest.raises(ValueError, match=r"decay must be a number, got 'a': give a Python float"):
+        EMABaseline("a")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_shapes_must_agree() -> None:
     s: Sample = kept_only([[True], [True]])
     with pytest.raises(ValueError, match=r"value must have shape \[2\] \(one number for each problem\), got \[3\]"):

@@ -213,9 +213,9 @@ class TestBadInput:
     def test_sizes(self) -> None:
         with pytest.raises(ValueError, match=r"decay must be in \[0, 1\), got 1.0"):
             eq.RegressionCritic(3, decay=1.0)
-        with pytest.raises(ValueError, match="num_experts must be an integer >= 1, got 0"):
+        with pytest.raises(ValueError, match="num_experts must be an integer >= 1, got 0: give the number of experts"):
             eq.RegressionCritic(0)
-        with pytest.raises(ValueError, match="num_features must be an integer >= 1, got -1"):
+        with pytest.raises(ValueError, match="num_features must be an integer >= 0, got -1: .*, 0 for a running mean"):
             eq.RegressionCritic(3, -1)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The surrogate: its value, its gradient against the formula, and what may not reach either."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -220,6 +221,15 @@ class TestBadInput:
     def test_baseline_of_the_wrong_shape(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(ValueError, match=r"baseline must be a number, or have shape \[2\] .* or \[2, 4\] .*, got"):
             reinforce(self.log_p, self.s, torch.zeros(2, 4), baseline=torch.zeros(shape))
+
+    @pytest.mark.parametrize("baseline", [None, [0.0], np.zeros(2), "0"])
+    def test_baseline_that_is_no_number(self, baseline: object) -> None:
+        with pytest.raises(ValueError, match=r"baseline must be a number or a torch.Tensor, got (NoneT|list|nda|str)"):
+            reinforce(self.log_p, self.s, torch.zeros(2, 4), baseline=baseline)  # pyright: ignore[reportArgumentType]
+
+    def test_baseline_that_is_not_finite(self) -> None:
+        with pytest.raises(ValueError, match=r"baseline must be finite, got nan: look for an overflow"):
+            reinforce(self.log_p, self.s, torch.zeros(2, 4), baseline=float("nan"))
 
     def test_weights_of_the_wrong_shape(self) -> None:
         with pytest.raises(ValueError, match=r"weight must have shape \[2, 4\] \(one weight a row\), got \[4\]"):

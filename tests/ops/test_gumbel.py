@@ -2,12 +2,13 @@
 """Gumbel noise: its law, its tails, where its randomness comes from."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from equipoise.ops import draw_gumbel
+from equipoise.ops import draw_gumbel, draw_uniform
 from equipoise.ops._gumbel import _open
 
 FALSE_ALARM = 1e-6
@@ -96,3 +97,11 @@ def test_without_a_generator_the_global_stream_is_used() -> None:
 def test_integer_dtype_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dtype must be floating point, got torch.int64"):
         draw_gumbel([2], dtype=torch.int64)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("draw", [draw_gumbel, draw_uniform])
+@pytest.mark.parametrize("shape", [3, [-1, 2], [2.0], "ab"])
+def test_shape_must_hold_sizes(draw: Callable[..., torch.Tensor], shape: object) -> None:
+    with pytest.raises(ValueError, match=r"shape must be a sequence of integers >= 0, got .*: give that"):
+        draw(shape)

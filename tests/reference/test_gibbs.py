@@ -136,6 +136,12 @@ def test_bad_input_is_refused(normal: Draw) -> None:
         reference.permanent(torch.ones(21, 21))
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_permanent_is_of_square_matrices() -> None:
+    with pytest.raises(ValueError, match=r"matrix must be square, got shape \[2, 3\]: repeat the column"):
+        reference.permanent(torch.ones(2, 3))
+
+
 def _tally(z: Tensor, listed: Tensor) -> Tensor:
     """Counts how often each listed assignment occurs; every z must be listed."""
     base = int(listed.max()) + 1

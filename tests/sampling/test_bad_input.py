@@ -28,6 +28,15 @@ def test_temperature_must_be_finite_and_not_negative(sampler: Callable[..., Samp
         sampler(X, X, temperature=temperature)
 
 
+@SAMPLERS
+@pytest.mark.parametrize("temperature", [None, "1", [1.0, 2.0]])
+def test_temperature_must_be_a_number(sampler: Callable[..., Sample], temperature: object) -> None:
+    with pytest.raises(
+        ValueError, match=r"temperature must be a number or a torch.Tensor, got (None|'1'|\[1.0, 2.0\]):"
+    ):
+        sampler(X, X, temperature=temperature)
+
+
 @pytest.mark.parametrize("temperature", [float("nan"), float("inf")])
 def test_one_temperature_of_several_is_looked_at(temperature: float) -> None:
     with pytest.raises(ValueError, match=r"temperature must be finite and >= 0, got (nan|inf)"):
@@ -80,6 +89,13 @@ def test_priority_must_be_one_number_a_row() -> None:
         sample_skip(X, X, torch.zeros(2, 4, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("k", [2, 3])
+def test_priority_must_not_be_nan(k: int) -> None:
+    priority = torch.tensor([0.81, 0.07, float("nan"), 0.48, 0.95, 0.14])
+    with pytest.raises(ValueError, match=r"priority must not be NaN, got nan at index \[2\]: .* torch.rand\(\[6\]\)"):
+        sample_skip(torch.zeros(6, k), torch.zeros(6, k), priority, capacity=1)
+
+
 @pytest.mark.parametrize("capacity", [0, [1, 0], torch.tensor([0, 3])])
 def test_skipping_needs_a_slot_for_every_expert(capacity: object) -> None:
     with pytest.raises(ValueError, match=r"capacity must be >= 1 for every expert where rows are skipped, got 0"):
@@ -121,5 +137,6 @@ def test_value_checks_are_well_formed_operators() -> None:
         (torch.ops.equipoise.checked_temperature, (torch.tensor([1.0, 0.0]), False)),
         (torch.ops.equipoise.checked_choice, (torch.tensor([1, 0]), torch.tensor([1.0, 0.0]))),
         (torch.ops.equipoise.checked_slots, (torch.tensor([1, 2]),)),
+        (torch.ops.equipoise.checked_draws, (torch.tensor([0.5, 0.1]), "priority")),
     ):
         assert set(torch.library.opcheck(operator, arguments).values()) == {"SUCCESS"}

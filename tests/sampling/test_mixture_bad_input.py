@@ -35,6 +35,12 @@ def test_eps_must_be_a_weight(sampler: Callable[..., Sample], eps: object) -> No
 
 
 @SAMPLERS
+def test_eps_must_be_a_number(sampler: Callable[..., Sample]) -> None:
+    with pytest.raises(ValueError, match=r"eps must be a number or a torch.Tensor, got 'a': wrap"):
+        sampler(X, X, eps="a", coin=COIN)
+
+
+@SAMPLERS
 @pytest.mark.parametrize("eps", [0.2, torch.tensor(0.2), torch.tensor([0.0, 0.2])])
 def test_mixing_needs_a_coin(sampler: Callable[..., Sample], eps: object) -> None:
     with pytest.raises(ValueError, match=r"coin must be given where eps > 0, or eps is a tensor, got None: draw uni"):
@@ -47,6 +53,12 @@ def test_coin_must_be_one_number_a_row(sampler: Callable[..., Sample]) -> None:
         sampler(X, X, eps=0.2, coin=COIN[0])
     with pytest.raises(ValueError, match=r"coin must be floating point, got torch.int64"):
         sampler(X, X, eps=0.2, coin=COIN.long())
+
+
+@SAMPLERS
+def test_coin_must_not_be_nan(sampler: Callable[..., Sample]) -> None:
+    with pytest.raises(ValueError, match=r"coin must not be NaN, got nan at index \[0, (0, )?0\]: pass uniform"):
+        sampler(X, X, eps=0.2, coin=COIN + torch.nan)
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 4), (1, 1, 2)])
@@ -97,6 +109,11 @@ def test_pick_must_be_one_number_a_problem() -> None:
         sample_averaged(X, torch.zeros(2, 3, 4, 2), torch.rand([]))
     with pytest.raises(ValueError, match=r"pick must be floating point, got torch.int64"):
         sample_averaged(X, torch.zeros(2, 3, 4, 2), PICK.long())
+
+
+def test_pick_must_not_be_nan() -> None:
+    with pytest.raises(ValueError, match=r"pick must not be NaN, got nan at index \[0\]: pass uniform numbers"):
+        sample_averaged(X, torch.zeros(2, 3, 4, 2), PICK + torch.nan)
 
 
 def test_coins_must_be_given_for_each_draw() -> None:

@@ -21,7 +21,10 @@ from equipoise._core._mixture_checks import check_solves as check_solves
 from equipoise._core._mixture_checks import checked_eps as checked_eps
 from equipoise._core._number_checks import check_at_least as check_at_least
 from equipoise._core._number_checks import check_capacity_factor as check_capacity_factor
+from equipoise._core._number_checks import check_number as check_number
 from equipoise._core._number_checks import check_seed as check_seed
+from equipoise._core._number_checks import checked_sizes as checked_sizes
+from equipoise._core._number_checks import is_number as is_number
 from equipoise._core._records import Record as Record
 from equipoise._core._records import compact_repr as compact_repr
 from equipoise._core._threads import num_threads as num_threads
@@ -35,6 +38,7 @@ from equipoise._core._transforms import reads_values as reads_values
 from equipoise._core._value_checks import all_finite as all_finite
 from equipoise._core._value_checks import check_temperature as check_temperature
 from equipoise._core._value_checks import checked_choice as checked_choice
+from equipoise._core._value_checks import checked_draws as checked_draws
 from equipoise._core._value_checks import checked_slots as checked_slots
 from equipoise._core._value_checks import checked_temperature as checked_temperature
 from equipoise._core._value_checks import row_name as row_name

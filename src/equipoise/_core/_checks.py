@@ -14,6 +14,8 @@ from typing import SupportsFloat
 import torch
 from torch import Tensor
 
+from equipoise._core._number_checks import check_number
+
 # What scores, logits and prices may be.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -104,6 +106,7 @@ def check_floating(name: str, x: Tensor) -> None:
 
 def check_fraction(name: str, value: float) -> None:
     """Requires 0 <= value < 1."""
+    check_number(name, value, tensor=False)
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value}: 0 keeps nothing of the past, 0.99 is usual")
 

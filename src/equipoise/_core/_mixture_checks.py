@@ -4,6 +4,7 @@
 import torch
 from torch import Tensor
 
+from equipoise._core._number_checks import check_number
 from equipoise._core._operators import value_check
 
 _RANGE = "eps must be in [0, 1)"
@@ -16,6 +17,7 @@ _COLD = (
 
 def check_eps(eps: float | int, deterministic: bool) -> None:
     """Requires a mixture weight 0 <= eps < 1, and 0 where the temperature is 0 for all problems."""
+    check_number("eps", eps, tensor=True)
     if not 0 <= eps < 1:
         raise ValueError(f"{_RANGE}, got {eps}: {_RANGE_REMEDY}")
     if deterministic and eps > 0:

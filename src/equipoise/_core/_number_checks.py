@@ -1,11 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of single numbers: sizes, seeds, capacity factors."""
 
+from collections.abc import Iterable, Sequence
+from typing import SupportsFloat, SupportsIndex, TypeGuard
 
-def check_at_least(name: str, value: int, least: int) -> None:
-    """Requires a whole number that is not below `least`."""
+import torch
+
+
+def is_number(value: object) -> TypeGuard[float | int]:
+    """Tells whether a value may stand for a number: one of Python's, of NumPy's, or of those that compiling traces."""
+    return isinstance(value, float | int) or (isinstance(value, SupportsFloat) and getattr(value, "ndim", 0) == 0)
+
+
+def check_number(name: str, value: float | int, *, tensor: bool) -> None:
+    """Requires a number; `tensor` says whether the caller takes a tensor too."""
+    if not is_number(value):
+        rule, remedy = (
+            ("a number or a torch.Tensor", "wrap one for each problem in torch.as_tensor")
+            if tensor
+            else ("a number", "give a Python float")
+        )
+        raise ValueError(f"{name} must be {rule}, got {value!r}: {remedy}")
+
+
+def checked_sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    """Requires the shape of a tensor, and returns it."""
+    if torch.compiler.is_compiling():  # sizes may be symbols, which nothing should be asked about
+        return tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, Iterable) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    if sizes is None or not all(map(_is_size, sizes)):
+        raise ValueError(
+            f"shape must be a sequence of integers >= 0, got {shape!r}: give that of the logits, such as [n, k]"
+        )
+    return sizes
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, SupportsIndex) and size.__index__() >= 0
+
+
+def check_at_least(name: str, value: int, least: int, remedy: str = "give a whole number") -> None:
+    """Requires a whole number that is not below `least`; `remedy` says what it counts."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}: give a whole number")
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}: {remedy}")
 
 
 def check_seed(name: str, value: int) -> None:

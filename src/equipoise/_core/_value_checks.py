@@ -12,7 +12,9 @@ Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 import torch
 from torch import Tensor
 
+from equipoise._core._number_checks import check_number
 from equipoise._core._operators import value_check
+from equipoise._core._transforms import is_batched
 
 
 def row_name(failed: Tensor) -> str:
@@ -47,6 +49,7 @@ def _temperature_rule(positive: bool) -> tuple[str, str]:
 
 def check_temperature(temperature: float | int, positive: bool) -> None:
     """Requires a finite number >= 0, or > 0 where `positive`."""
+    check_number("temperature", temperature, tensor=True)
     if not ((temperature > 0) if positive else (temperature >= 0)) or temperature == float("inf"):
         rule, remedy = _temperature_rule(positive)
         raise ValueError(f"temperature must be finite and {rule}, got {temperature}: {remedy}")
@@ -65,6 +68,25 @@ def checked_choice(z: Tensor, best: Tensor) -> Tensor:
             f"maximum of {row_name(bad)}: mask rows that should take no expert, and find where the NaN comes from"
         )
     return z.clone()
+
+
+def checked_draws(name: str, x: Tensor) -> Tensor:
+    """Requires uniform numbers without NaN, and returns them.
+
+    Off the CPU nothing is checked, since reading the values would make the host wait for the device; nor is it within
+    a vmap, where there are no values to look at.
+    """
+    return x if x.device.type != "cpu" or is_batched(x) else _checked_draws(x, name)
+
+
+@value_check("checked_draws")
+def _checked_draws(x: Tensor, name: str) -> Tensor:
+    if x.numel() and bool(x.amin().isnan()):  # amin passes NaN on
+        raise ValueError(
+            f"{name} must not be NaN, got nan at index {x.isnan().nonzero()[0].tolist()}: pass uniform numbers, "
+            f"torch.rand({list(x.shape)})"
+        )
+    return x.clone()
 
 
 @value_check("checked_slots")

@@ -18,6 +18,8 @@ from equipoise.ops import floyd_warshall
 
 # What the exact methods of `assign` promise: gap <= this times the larger of |value| and the largest |score|.
 _OPTIMAL = 1e-9
+# How far the total of the scores may be from the value, relative to the sum of their magnitudes: float32 for float64.
+_ROUNDING = 1e-6
 # Matrix entries of the problems that a thread takes at once.
 _BLOCK = 1 << 15
 
@@ -144,6 +146,7 @@ def _detour_costs_op(
     b = math.prod(batch)
     flat = scores.reshape(b, n, k)
     _check_optimal(flat, value.reshape(b), gap.reshape(b))
+    _check_value(flat, z.reshape(b, n), value.reshape(b))
     z, counts, capacity, prices = z.reshape(b, n), counts.reshape(b, k), capacity.reshape(b, k), prices.reshape(b, k)
     if scores.device.type == "cpu":
         out = _detours_with_kernel(flat, z, counts, capacity, prices)
@@ -206,6 +209,7 @@ def _conditional_values_op(
     flat = scores.reshape(b, n, k)
     value, gap = value.reshape(b), gap.reshape(b)
     _check_optimal(flat, value, gap)
+    _check_value(flat, z.reshape(b, n), value)
     solve = _with_kernel if scores.device.type == "cpu" else _with_torch
     parts = (z.reshape(b, n), counts.reshape(b, k), capacity.reshape(b, k), mask.reshape(b, n), prices.reshape(b, k))
     return solve(flat, value, *parts).reshape(scores.shape)
@@ -277,4 +281,23 @@ def _check_optimal(scores: Tensor, value: Tensor, gap: Tensor) -> None:
         raise ValueError(
             f"assignment must be optimal, got one with a gap of {float(gap[bad][0]):.3g} at a value of "
             f'{float(value[bad][0]):.6g}: use an exact method of assign, not "auction"'
+        )
+
+
+def _check_value(scores: Tensor, z: Tensor, value: Tensor) -> None:
+    """Requires scores that add up to the value at z. Off the CPU nothing is checked: the host would have to wait."""
+    if scores.device.type != "cpu":
+        return
+    k = scores.shape[-1]
+    taken = scores.gather(-1, z.clamp_max(k - 1).unsqueeze(-1)).squeeze(-1)
+    # Enough where no row is masked and the sum is not nearly 0, at a third of the time.
+    if bool(((taken.sum(-1, dtype=torch.float64) - value).abs() <= _ROUNDING * value.abs()).all()):
+        return
+    taken = taken.double().where(z < k, 0.0)
+    total = taken.sum(-1)
+    bad = ~(((total - value).abs() <= _ROUNDING * taken.abs().sum(-1)) & total.isfinite())
+    if bool(bad.any()):
+        raise ValueError(
+            f"assignment must be of these scores, got a value of {float(value[bad][0]):.6g} where the scores add up to "
+            f"{float(total[bad][0]):.6g}: pass what assign returned for these scores"
         )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from equipoise._core import in_transform
+from equipoise._core import in_transform, is_number
 
 
 def check_baseline(baseline: Tensor, shape: Sequence[int]) -> None:
@@ -20,6 +20,17 @@ def check_baseline(baseline: Tensor, shape: Sequence[int]) -> None:
             f"baseline must be a number, or have shape {batch} (one for each problem) or {list(shape)} (one for each "
             f"row), got {list(baseline.shape)}: expand it"
         )
+
+
+def check_constant(baseline: float | int) -> None:
+    """Requires a baseline that is a finite number."""
+    if not is_number(baseline):
+        raise ValueError(
+            f"baseline must be a number or a torch.Tensor, got {type(baseline).__name__}: give 0.0 for no baseline, or "
+            "wrap one number for each problem or row in torch.as_tensor"
+        )
+    if not -float("inf") < baseline < float("inf"):
+        raise ValueError(f"baseline must be finite, got {baseline}: look for an overflow in what it is computed from")
 
 
 def check_unbalanced(name: str, balanced: bool) -> None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise._core import check_floating, check_fraction, check_iterations, check_shape, compact_repr
+from equipoise._core import check_at_least, check_floating, check_fraction, check_shape, compact_repr
 from equipoise.estimators._checks import check_features, check_num_experts, check_one_round
 from equipoise.sampling import Sample
 
@@ -68,9 +68,8 @@ class RegressionCritic:
             decay: lambda in [0, 1), the weight of the past when an expert processes another batch of rows.
             shape: () for one critic, fitted to all batch dimensions; or the batch dimensions, for a critic each.
         """
-        check_iterations("num_experts", num_experts)
-        if num_features:
-            check_iterations("num_features", num_features)
+        check_at_least("num_experts", num_experts, 1, "give the number of experts that a row may go to")
+        check_at_least("num_features", num_features, 0, "give the number of features of a row, 0 for a running mean")
         check_fraction("decay", decay)
         self.num_experts, self.num_features, self.decay, self.shape = num_experts, num_features, decay, tuple(shape)
         # Decayed sums over rows of the products of (1, features) with (1, features, loss).

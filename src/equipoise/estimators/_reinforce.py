@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from equipoise._core import check_critic, check_floating, check_shape, reads_values
-from equipoise.estimators._checks import check_baseline, check_not_the_losses, check_one_round
+from equipoise.estimators._checks import check_baseline, check_constant, check_not_the_losses, check_one_round
 from equipoise.estimators._log_p_checks import checked_log_p
 from equipoise.estimators._weighted import weighted_mean
 from equipoise.estimators._weights import importance_weight
@@ -192,6 +192,7 @@ def check_rows(log_p: Tensor, s: Sample, losses: Tensor, weight: Tensor | None) 
 def _per_row(baseline: float | int | Tensor, losses: Tensor) -> float | Tensor:
     """Brings the baseline to something that broadcasts over [..., n]."""
     if not isinstance(baseline, Tensor):
+        check_constant(baseline)
         return float(baseline)
     check_baseline(baseline, losses.shape)
     check_not_the_losses(baseline, losses)

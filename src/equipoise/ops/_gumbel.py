@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from equipoise._core import checked_sizes
+
 
 def draw_gumbel(
     shape: Sequence[int],
@@ -42,6 +44,7 @@ def draw_gumbel(
         Gumbel, Statistical theory of extreme values and some practical applications (1954).
         Maddison, Tarlow, Minka, A* sampling (2014).
     """
+    shape = checked_sizes(shape)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not dtype.is_floating_point:
         raise ValueError(f"dtype must be floating point, got {dtype}: noise is added to logits, give their dtype")
@@ -73,9 +76,10 @@ def draw_uniform(
         >>> bool((draw_uniform([3]) < 1).all())
         True
     """
+    shape = checked_sizes(shape)
     if generator is None:  # with the keyword, even as None, torch.rand takes no symbolic sizes
-        return torch.rand(tuple(shape), dtype=dtype, device=device)
-    return torch.rand(tuple(shape), generator=generator, dtype=dtype, device=device)
+        return torch.rand(shape, dtype=dtype, device=device)
+    return torch.rand(shape, generator=generator, dtype=dtype, device=device)
 
 
 def _minus_uniform(

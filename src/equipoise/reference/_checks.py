@@ -16,6 +16,15 @@ def check_one_problem(name: str, x: Tensor) -> None:
         raise ValueError(f"{name} must be one problem of shape [n, k], got {list(x.shape)}: loop over the batch")
 
 
+def check_square(name: str, x: Tensor) -> None:
+    """Requires as many rows as columns."""
+    if x.shape[0] != x.shape[1]:
+        raise ValueError(
+            f"{name} must be square, got shape {list(x.shape)}: repeat the column of an expert for each of its slots, "
+            "until there are as many columns as rows"
+        )
+
+
 def check_row(row: int, n: int) -> None:
     """Requires the index of one of n rows, counted from 0."""
     if not 0 <= row < n:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from equipoise.reference._checks import check_one_problem, check_small_enough
+from equipoise.reference._checks import check_one_problem, check_small_enough, check_square
 
 MAX_ORDER = 20
 
@@ -37,6 +37,7 @@ def permanent(matrix: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
         H. J. Ryser, Combinatorial Mathematics, 1963, chapter 2.
     """
     check_one_problem("matrix", matrix)
+    check_square("matrix", matrix)
     n = len(matrix)
     check_small_enough("rows", n, MAX_ORDER)
     chosen = torch.arange(2**n)[:, None].bitwise_right_shift(torch.arange(n)).bitwise_and(1)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_floating, check_matrix, check_same_device, check_shape
+from equipoise._core import check_floating, check_matrix, check_same_device, check_shape, checked_draws
 from equipoise.sampling._checks import check_solves_of
 from equipoise.sampling._gumbel_matching import price_of_room
 from equipoise.sampling._proposal import keep_all, mix_flat, propose
@@ -75,6 +75,7 @@ def sample_averaged(
     check_shape("pick", pick, batch, "one number for each problem")
     check_floating("pick", pick)
     check_same_device("pick", pick, "logits", logits)
+    pick = checked_draws("pick", pick)
     proposal = propose(logits, gumbel, temperature, mask, sinkhorn_first=sinkhorn_first, scope=scope, solves=True)
     slots = scope.slots(capacity, [*batch, n, k], mask, logits.device)
     proposal = mix_flat(proposal, eps, coin, [*batch, m, n], slots, scope)

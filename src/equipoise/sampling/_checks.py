@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from equipoise._core import check_floating, check_same_device, check_shape, check_solves
+from equipoise._core import check_floating, check_same_device, check_shape, check_solves, checked_draws
 
 
 def check_broadcasts(name: str, x: Tensor, batch: Sequence[int]) -> None:
@@ -22,7 +22,7 @@ def check_broadcasts(name: str, x: Tensor, batch: Sequence[int]) -> None:
 
 
 def check_coin(coin: Tensor | None, shape: list[int], logits: Tensor) -> Tensor:
-    """Requires uniform numbers of this shape, one a row (and draw), and returns them."""
+    """Requires uniform numbers of this shape, one a row (and draw), none of them NaN, and returns them."""
     if coin is None:
         raise ValueError(
             "coin must be given where eps > 0, or eps is a tensor, got None: draw uniform numbers, one a row, as the "
@@ -31,7 +31,7 @@ def check_coin(coin: Tensor | None, shape: list[int], logits: Tensor) -> Tensor:
     check_shape("coin", coin, shape, "one number a row")
     check_floating("coin", coin)
     check_same_device("coin", coin, "logits", logits)
-    return coin
+    return checked_draws("coin", coin)
 
 
 def check_solves_of(gumbel: Tensor, shape: list[int]) -> int:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise._core import check_floating, check_same_device, check_shape, checked_slots
+from equipoise._core import check_floating, check_same_device, check_shape, checked_draws, checked_slots
 from equipoise.ops import count_groups
 from equipoise.sampling._pairs import draw_rows, fits_pairs, keep_pairs
 from equipoise.sampling._proposal import mix_flat, propose
@@ -74,6 +74,7 @@ def sample_skip(
     check_shape("priority", priority, [*batch, n], "one number a row")
     check_floating("priority", priority)
     check_same_device("priority", priority, "logits", logits)
+    priority = checked_draws("priority", priority)
     slots = scope.slots(capacity, [*batch, n, k], mask, logits.device)
     if capacity is not None:
         slots = checked_slots(slots)
