@@ -33,6 +33,7 @@ from equipoise.nn._router_checks import (
     check_has_gate,
     check_input_dim,
     check_logits,
+    check_loss_weight,
     check_mixes,
     check_routing,
     check_rows_like,
@@ -131,6 +132,8 @@ class Router(WideBuffers):
         self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
         self.evaluation, self.upstream = evaluation, upstream
         self.loss_weights = dict(loss_weights or {})
+        for name, value in self.loss_weights.items():
+            check_loss_weight(f"loss_weights[{name!r}]", value)
         self.scoring = scoring
         self.rule = rule
         weight = None if dim is None else nn.Parameter(torch.empty(num_experts, dim, device=device, dtype=dtype))
