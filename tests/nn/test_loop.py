@@ -82,6 +82,23 @@ def test_every_capture_of_an_accumulated_step_is_updated_once() -> None:
     assert updates(model) == [3, 3]
 
 
+def test_captures_in_evaluation_mode_are_not_kept_and_move_nothing() -> None:
+    model, surrogate = Model("priced"), Surrogate()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses, routings = forward(model, optimizer)
+    model.eval()
+    for _ in range(3):
+        with torch.no_grad():
+            _, evaluated = forward(model, optimizer)
+    (after,) = optimizer._optimizer_step_post_hooks.values()
+    assert after.pending == [routings]
+    evaluated.update()
+    assert updates(model) == [0, 0]
+    surrogate(losses, routings).backward()
+    optimizer.step()  # of the batch before the evaluation, whatever the mode is now
+    assert updates(model) == [1, 1]
+
+
 def test_a_capture_without_a_forward_pass_asks_for_nothing() -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -45,6 +45,7 @@ class Emission(NamedTuple):
         compiled: whether it was part of a compiled graph.
         order: grows with time; within a compiled graph, with the order of tracing.
         inputs: what entered the layer, detached, where the capture keeps it.
+        training: whether the layer was in training mode.
     """
 
     routing: Routing
@@ -53,6 +54,7 @@ class Emission(NamedTuple):
     compiled: bool
     order: int
     inputs: Tensor | None = None
+    training: bool = True
 
 
 class RoutingSource(nn.Module):
@@ -131,13 +133,14 @@ def emit(source: RoutingSource, routing: Routing, y: Tensor, x: Tensor | None = 
     inputs = x.detach() if x is not None and source.routing_inputs else None
     if torch.compiler.is_compiling():  # no engine to ask while tracing
         if sink is not None:
-            sink.append(Emission(routing, None, torch.is_grad_enabled(), True, _next_order(), inputs))
+            sink.append(Emission(routing, None, torch.is_grad_enabled(), True, _next_order(), inputs, source.training))
         return y
     if within_backward():
         pending = source.routing_pending
         return y if pending is None or not torch.is_grad_enabled() else pending.attach(routing, y)
     if sink is not None:
-        sink.append(Emission(routing, y.grad_fn, torch.is_grad_enabled(), False, _next_order(), inputs))
+        graph = torch.is_grad_enabled()
+        sink.append(Emission(routing, y.grad_fn, graph, False, _next_order(), inputs, source.training))
     elif routing.score_function and routing.score_log_p.requires_grad and y.requires_grad and not in_transform():
         y.register_hook(partial(_warn, source))
     return y
@@ -167,7 +170,8 @@ def capture(
     Args:
         model: holds at least one `MoE`, or is one. Wrappers (`torch.compile`, data parallelism) are fine.
         optimizer: after its next step `routings.update()` is called, once; None: call it yourself in training. With
-            gradient accumulation, the step updates every capture since the last one.
+            gradient accumulation, the step updates every capture since the last one. A capture in evaluation mode
+            asks for no update.
         inputs: whether to keep each layer's input, for `Readouts`. This takes dim numbers a token and layer, for as
             long as the routings are kept.
 
@@ -199,5 +203,5 @@ def capture(
             module.routing_sink, module.routing_inputs = outer, kept
             if outer is not None:
                 outer.extend(sink)
-    if optimizer is not None and len(routings) > 0:
+    if optimizer is not None and any(emission.training for sink in sinks for emission in sink):
         routings.update_after(optimizer)

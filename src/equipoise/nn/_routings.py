@@ -146,7 +146,7 @@ class Routings(Sequence[Routing]):
     def update(self) -> None:
         """Ends a training step: what layers learn without gradient, and a look at whether routing is in order.
 
-        Calls `observe` of every layer that is in training mode, once for every record: loss-free biases, running
+        Calls `observe` of every layer, once for every record that it made in training mode: loss-free biases, running
         averages of prices. To be called after backward, since checkpointing routes again in there and must find what
         the forward pass found. Every so many calls the fraction of rows dropped and the effective sample size are
         read; if they stay bad, one `RoutingWarning` says which layers, and what to change.
@@ -154,10 +154,12 @@ class Routings(Sequence[Routing]):
         check_captured(len(self))
         check_first_use(self._updated, "used by one update")
         self._updated = True
-        for source, routing in zip(self.modules, self, strict=True):
-            if source.training:
-                source.observe(routing)
-        watch(self.names, self.modules, list(self))
+        # The mode of the forward pass, and not that of now: evaluation may come between a forward pass and its step.
+        made = [(layer, emission.routing) for layer, emission in self._entries() if emission.training]
+        sources, routings = [self._sources[layer] for layer, _ in made], [routing for _, routing in made]
+        for source, routing in zip(sources, routings, strict=True):
+            source.observe(routing)
+        watch([self._names[layer] for layer, _ in made], sources, routings)
 
 
 class _AfterStep:
