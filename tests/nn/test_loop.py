@@ -99,6 +99,32 @@ def test_captures_in_evaluation_mode_are_not_kept_and_move_nothing() -> None:
     assert updates(model) == [1, 1]
 
 
+def test_an_update_without_a_surrogate_warns_once() -> None:
+    model = Model("skip-iw", "switch")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        losses, _ = forward(model, optimizer)
+        losses.mean().backward()
+        optimizer.step()
+
+    with pytest.warns(RoutingWarning, match=r"no surrogate has used the records of 'moes.0', .*losses, routings") as w:
+        step()
+    assert len(w) == 1
+    step()
+
+
+@pytest.mark.parametrize("how", ["no_grad", "eval", "gating", "surrogate", "inner"])
+def test_an_update_that_needs_no_surrogate_says_nothing(how: str) -> None:
+    model = Model("skip-iw", loss="gating" if how == "gating" else "reinforce")
+    model.train(how != "eval")
+    with torch.set_grad_enabled(how != "no_grad"), capture(model) as outer:
+        losses, routings = forward(model)
+    if how in ("surrogate", "inner"):
+        Surrogate()(losses, routings).backward()
+    (outer if how == "inner" else routings).update()
+
+
 def test_a_capture_without_a_forward_pass_asks_for_nothing() -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
