@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from jaxtyping import config
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -97,6 +98,38 @@ def test_captures_in_evaluation_mode_are_not_kept_and_move_nothing() -> None:
     surrogate(losses, routings).backward()
     optimizer.step()  # of the batch before the evaluation, whatever the mode is now
     assert updates(model) == [1, 1]
+
+
+class Wrapped(torch.optim.Optimizer):
+    """An optimiser around another one that does not run its own constructor, as accelerate's."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step(closure)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_optimiser_within_others(depth: int) -> None:
+    model = Model("priced")
+    inner = optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(depth):
+        optimizer = Wrapped(optimizer)
+    losses, routings = forward(model, optimizer)
+    Surrogate()(losses, routings).backward()
+    optimizer.step()
+    assert updates(model) == [1, 1]
+    assert len(inner._optimizer_step_post_hooks) == 1
+
+
+@pytest.mark.parametrize("optimizer", [Wrapped(None), 3, "sgd"])
+def test_an_optimiser_whose_steps_cannot_be_told(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # to see what users see
+    model = Model()
+    message = r"optimizer must be a torch.optim.Optimizer, .* pass the torch optimiser, or .* routings.update\(\)"
+    with pytest.raises(ValueError, match=message), capture(model, optimizer):
+        pytest.fail("the error comes before the forward pass")
 
 
 def test_an_update_without_a_surrogate_warns_once() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from equipoise._core import in_transform
 from equipoise.nn._monitor import warn_without_capture
 from equipoise.nn._routing import Routing
-from equipoise.nn._surrogate_checks import check_has_layers
+from equipoise.nn._surrogate_checks import check_has_layers, own_optimizer
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -173,7 +173,7 @@ def capture(
         model: holds at least one `MoE`, or is one. Wrappers (`torch.compile`, data parallelism) are fine.
         optimizer: after its next step `routings.update()` is called, once; None: call it yourself in training. With
             gradient accumulation, the step updates every capture since the last one. A capture in evaluation mode
-            asks for no update.
+            asks for no update. A wrapper with the torch optimiser as `.optimizer`, such as accelerate's, is fine.
         inputs: whether to keep each layer's input, for `Readouts`. This takes dim numbers a token and layer, for as
             long as the routings are kept.
 
@@ -190,6 +190,7 @@ def capture(
     """
     from equipoise.nn._routings import Routings  # not above: Routings are made of what is defined here
 
+    optimizer = None if optimizer is None else own_optimizer(optimizer)
     named = [(name, module) for name, module in model.named_modules() if isinstance(module, RoutingSource)]
     check_has_layers("model", model, len(named))
     sources = [module for _, module in named]

@@ -16,6 +16,22 @@ def check_has_layers(name: str, model: nn.Module, layers: int) -> None:
         )
 
 
+def own_optimizer(optimizer: object) -> torch.optim.Optimizer:
+    """Finds the torch optimiser whose steps can be told, within wrappers that hold it as `.optimizer`.
+
+    Accelerate's wrapper is an instance of `torch.optim.Optimizer` that never ran its constructor.
+    """
+    inner = optimizer
+    while not (isinstance(inner, torch.optim.Optimizer) and hasattr(inner, "_optimizer_step_post_hooks")):
+        inner = getattr(inner, "optimizer", None)
+        if inner is None:
+            raise ValueError(
+                f"optimizer must be a torch.optim.Optimizer, or hold one as .optimizer, got {type(optimizer).__name__}: "
+                "pass the torch optimiser, or leave it out and call routings.update() after each step"
+            )
+    return inner
+
+
 def check_routings(kind: str, captured: bool) -> None:
     """Requires what `capture` yields, which knows more than a list of records does."""
     if not captured:
