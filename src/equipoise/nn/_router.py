@@ -179,8 +179,11 @@ class Router(WideBuffers):
     def reset_parameters(self) -> None:
         """Draws the gate anew, with standard deviation sqrt(0.1 / dim) (Fedus and others 2021, section 2.4).
 
-        A token prior is reset to its initial table.
+        A token prior is reset to its initial table, the temperature to its start, and the count of updates to 0. The
+        rule and the averages of prices have a `reset_parameters` of their own, as deferred initialisation expects.
         """
+        self.temperature.fill_(self.fixed_temperature)
+        self.updates.zero_()
         if self.dim is not None:
             nn.init.normal_(self.weight, std=math.sqrt(0.1 / self.dim))
         if self.prior is not None:
