@@ -10,6 +10,7 @@ import torch
 from jaxtyping import config
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from equipoise.nn import MoE, Readout, Readouts, ResidualBaseline, RoutingWarning, Surrogate, capture, parameter_groups
 
@@ -130,6 +131,22 @@ def test_an_optimiser_whose_steps_cannot_be_told(optimizer: Any, monkeypatch: py
     message = r"optimizer must be a torch.optim.Optimizer, .* pass the torch optimiser, or .* routings.update\(\)"
     with pytest.raises(ValueError, match=message), capture(model, optimizer):
         pytest.fail("the error comes before the forward pass")
+
+
+def test_balance_losses_without_a_graph_are_refused() -> None:
+    moe = MoE(6, 4, router="switch")
+    x = torch.randn(8, 6, requires_grad=True)
+    with capture(moe) as routings:
+        checkpoint(moe, x, use_reentrant=True)
+    message = r"layer '' must run with a graph .*: use checkpoint\(..., use_reentrant=False\), or a Surrogate"
+    with pytest.raises(ValueError, match=message):
+        routings.balance_loss()
+    with torch.no_grad():
+        value = routings.balance_loss()
+    with capture(moe) as routings:
+        checkpoint(moe, x, use_reentrant=False)
+    torch.testing.assert_close(routings.balance_loss().detach(), value)
+    assert routings.balance_loss().requires_grad
 
 
 def test_an_update_without_a_surrogate_warns_once() -> None:

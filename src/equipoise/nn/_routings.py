@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.nn._capture import Emission, RoutingSource
 from equipoise.nn._monitor import warn_without_surrogate, watch
 from equipoise.nn._routing import Routing
-from equipoise.nn._surrogate_checks import check_captured, check_first_use
+from equipoise.nn._surrogate_checks import check_balance_graph, check_captured, check_first_use
 
 
 class Routings(Sequence[Routing]):
@@ -89,6 +89,9 @@ class Routings(Sequence[Routing]):
         Returns:
             A scalar, with gradient; 0 where there is none.
 
+        Raises:
+            ValueError: the gradient is wanted and a layer ran without a graph, as in a reentrant checkpoint.
+
         Example:
             >>> import equipoise as eq
             >>> moe = eq.nn.MoE(8, 4, router="switch")
@@ -97,6 +100,10 @@ class Routings(Sequence[Routing]):
             >>> (loss + routings.balance_loss()).backward()
         """
         check_captured(len(self))
+        if torch.is_grad_enabled():
+            for layer, emission in self._entries():
+                lost = emission.training and len(emission.routing.balance_losses) > 0 and not emission.grad_enabled
+                check_balance_graph(self._names[layer], not lost)
         losses = [loss for routing in self for loss in routing.balance_losses.values()]
         return torch.stack(losses).sum() if losses else self[0].logits.new_zeros(())
 

@@ -101,6 +101,16 @@ def check_graph(name: str, calls: int, compiled: bool) -> None:
         )
 
 
+def check_balance_graph(name: str, has_graph: bool) -> None:
+    """Requires a graph where the gradient of a layer's balance losses is wanted."""
+    if not has_graph:
+        raise ValueError(
+            f"layer {name!r} must run with a graph for the gradient of balance_loss(), got one that ran without (a "
+            "reentrant checkpoint, or no_grad): use checkpoint(..., use_reentrant=False), or a Surrogate, which hands "
+            "the gradient to the recomputation; to read the value alone, call it under no_grad"
+        )
+
+
 def check_same_routing(indices: Tensor, before: Tensor) -> None:
     """Requires that a recomputation chose the same experts."""
     if not torch.equal(indices, before):
