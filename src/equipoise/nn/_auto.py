@@ -109,7 +109,7 @@ class AutoProposal(WideBuffers):
         }
 
     def reset_parameters(self) -> None:
-        """Goes back to the usual values, and forgets all batches. Deferred initialisation calls this after `to_empty`."""
+        """Starts anew, at the usual values. Deferred initialisation calls this after `to_empty`."""
         for name, value in self._at_first().items():
             buffer = self.get_buffer(name)
             buffer.copy_(torch.tensor(value, dtype=buffer.dtype))

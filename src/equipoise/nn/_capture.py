@@ -63,7 +63,7 @@ class RoutingSource(nn.Module):
     Attributes:
         routing_sink: the list that its records are appended to; None: no capture is open.
         routing_inputs: whether records include the layer's input.
-        routing_warned: whether the warning that it is trained without a capture, or without a surrogate, has been given.
+        routing_warned: whether the warning that it is trained without a capture or a surrogate has been given.
         routing_credited: whether a surrogate has used a record of this layer.
         routing_pending: gradient that the next recomputation adds for its router.
         routing_monitor: state that `Routings.update` keeps for this layer, to warn when its routing stays bad.

@@ -14,8 +14,8 @@ from equipoise.nn._named_router import NamedRouter
 from equipoise.nn._router import Router
 from equipoise.nn._router_checks import (
     check_auto,
-    check_mixes,
     check_loss_weight,
+    check_mixes,
     check_no_limit,
     check_not_inert,
     check_priceable,

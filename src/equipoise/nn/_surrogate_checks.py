@@ -26,8 +26,9 @@ def own_optimizer(optimizer: object) -> torch.optim.Optimizer:
         inner = getattr(inner, "optimizer", None)
         if inner is None:
             raise ValueError(
-                f"optimizer must be a torch.optim.Optimizer, or hold one as .optimizer, got {type(optimizer).__name__}: "
-                "pass the torch optimiser, or leave it out and call routings.update() after each step"
+                "optimizer must be a torch.optim.Optimizer, or hold one as .optimizer, got "
+                f"{type(optimizer).__name__}: pass the torch optimiser, or leave it out and call "
+                "routings.update() after each step"
             )
     return inner
 
