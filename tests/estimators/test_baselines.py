@@ -76,10 +76,21 @@ def test_without_kept_rows_the_value_stays() -> None:
     assert EMABaseline().value.tolist() == 0.0
 
 
-def test_a_loss_that_is_nan_is_not_hidden() -> None:
-    ema = EMABaseline()
-    ema.update(torch.tensor([torch.nan]), kept_only([True]))
-    assert bool(ema.value.isnan())
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("corrected", [True, False])
+def test_a_loss_that_is_not_finite_does_not_stay_in_the_average(bad: float, corrected: bool) -> None:
+    """The losses of such a step are not finite, which says so; the steps after it must not be."""
+    ema, without = (EMABaseline(decay=0.5, corrected=corrected) for _ in range(2))
+    for losses, finite in (([1.0, 4.0], [True, True]), ([bad, 8.0], [False, True]), ([3.0, 5.0], [True, True])):
+        ema.update(torch.tensor(losses), kept_only([True, True]))
+        without.update(torch.tensor(losses), kept_only(finite))
+        assert torch.equal(ema.value, without.value)
+    state = ema.state_dict()
+    ema.update(torch.tensor([bad, bad]), kept_only([True, True]))
+    assert all(torch.equal(value, state[name]) for name, value in ema.state_dict().items())
+    each = EMABaseline(decay=0.5, shape=[2], corrected=False)
+    each.update(torch.tensor([[bad], [4.0]]), kept_only([[True], [True]]))
+    assert each.value.tolist() == [0.0, 2.0]
 
 
 def test_state_round_trip() -> None:

@@ -146,7 +146,7 @@ def step(moe: MoE, seed: int) -> Routing:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(64, 6, generator=generator)
     x[:, 0] = 1.0
-    with capture(moe) as routings:
+    with torch.no_grad(), capture(moe) as routings:
         moe(x, generator=generator)
     routings.update()
     return routings[0]

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from jaxtyping import config
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from equipoise.nn import MoE, Readout, Readouts, ResidualBaseline, RoutingWarning, Surrogate, capture, parameter_groups
 
@@ -80,6 +82,97 @@ def test_every_capture_of_an_accumulated_step_is_updated_once() -> None:
     assert updates(model) == [1, 1]
     optimizer.step()
     assert updates(model) == [3, 3]
+
+
+def test_captures_in_evaluation_mode_are_not_kept_and_move_nothing() -> None:
+    model, surrogate = Model("priced"), Surrogate()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses, routings = forward(model, optimizer)
+    model.eval()
+    for _ in range(3):
+        with torch.no_grad():
+            _, evaluated = forward(model, optimizer)
+    (after,) = optimizer._optimizer_step_post_hooks.values()
+    assert after.pending == [routings]
+    evaluated.update()
+    assert updates(model) == [0, 0]
+    surrogate(losses, routings).backward()
+    optimizer.step()  # of the batch before the evaluation, whatever the mode is now
+    assert updates(model) == [1, 1]
+
+
+class Wrapped(torch.optim.Optimizer):
+    """An optimiser around another one that does not run its own constructor, as accelerate's."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step(closure)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_optimiser_within_others(depth: int) -> None:
+    model = Model("priced")
+    inner = optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(depth):
+        optimizer = Wrapped(optimizer)
+    losses, routings = forward(model, optimizer)
+    Surrogate()(losses, routings).backward()
+    optimizer.step()
+    assert updates(model) == [1, 1]
+    assert len(inner._optimizer_step_post_hooks) == 1
+
+
+@pytest.mark.parametrize("optimizer", [Wrapped(None), 3, "sgd"])
+def test_an_optimiser_whose_steps_cannot_be_told(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # to see what users see
+    model = Model()
+    message = r"optimizer must be a torch.optim.Optimizer, .* pass the torch optimiser, or .* routings.update\(\)"
+    with pytest.raises(ValueError, match=message), capture(model, optimizer):
+        pytest.fail("the error comes before the forward pass")
+
+
+def test_balance_losses_without_a_graph_are_refused() -> None:
+    moe = MoE(6, 4, router="switch")
+    x = torch.randn(8, 6, requires_grad=True)
+    with capture(moe) as routings:
+        checkpoint(moe, x, use_reentrant=True)
+    message = r"layer '' must run with a graph .*: use checkpoint\(..., use_reentrant=False\), or a Surrogate"
+    with pytest.raises(ValueError, match=message):
+        routings.balance_loss()
+    with torch.no_grad():
+        value = routings.balance_loss()
+    with capture(moe) as routings:
+        checkpoint(moe, x, use_reentrant=False)
+    torch.testing.assert_close(routings.balance_loss().detach(), value)
+    assert routings.balance_loss().requires_grad
+
+
+def test_an_update_without_a_surrogate_warns_once() -> None:
+    model = Model("skip-iw", "switch")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        losses, _ = forward(model, optimizer)
+        losses.mean().backward()
+        optimizer.step()
+
+    with pytest.warns(RoutingWarning, match=r"no surrogate has used the records of 'moes.0', .*losses, routings") as w:
+        step()
+    assert len(w) == 1
+    step()
+
+
+@pytest.mark.parametrize("how", ["no_grad", "eval", "gating", "surrogate", "inner"])
+def test_an_update_that_needs_no_surrogate_says_nothing(how: str) -> None:
+    model = Model("skip-iw", loss="gating" if how == "gating" else "reinforce")
+    model.train(how != "eval")
+    with torch.set_grad_enabled(how != "no_grad"), capture(model) as outer:
+        losses, routings = forward(model)
+    if how in ("surrogate", "inner"):
+        Surrogate()(losses, routings).backward()
+    (outer if how == "inner" else routings).update()
 
 
 def test_a_capture_without_a_forward_pass_asks_for_nothing() -> None:

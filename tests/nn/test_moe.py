@@ -320,3 +320,31 @@ def test_copies_do_not_share_state() -> None:
 )
 def test_compiled(case: str, fresh_python: Callable[..., str]) -> None:
     fresh_python((Path(__file__).parent / "compiled_layer.py").read_text(), case)
+
+
+@pytest.mark.parametrize(
+    ("router", "how"),
+    [
+        ("loss-free", {}),
+        ("quantile", {}),
+        ("priced", {}),
+        ("base", {"token_prior": 11}),
+        ("gm-iw-mix", {"eps": "auto", "temperature": "auto"}),
+        ("skip-iw", {"temperature": LinearSchedule(2.0, 1.0, steps=10)}),
+    ],
+)
+def test_deferred_initialisation_leaves_no_raw_memory(router: str, how: dict[str, Any]) -> None:
+    wanted = MoE(8, 4, router=router, **how)
+    moe = MoE(8, 4, router=router, device="meta", **how).to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*moe.parameters(), *moe.buffers()):
+            tensor.fill_(7)
+    for module in moe.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    buffers = dict(moe.named_buffers())
+    assert buffers
+    for name, buffer in wanted.named_buffers():
+        assert torch.equal(buffers[name], buffer), name
+        assert buffers[name].dtype == buffer.dtype
+    assert not any(bool((parameter == 7).any()) for parameter in moe.parameters())

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from jaxtyping import config
 from torch import Tensor, nn
 
 from equipoise.estimators import STRATEGIES
@@ -29,6 +30,27 @@ def test_unknown_router_lists_the_names() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
 def test_capacity_factor(name: str, value: float) -> None:
     refused(f"{name} must be finite and > 0, got {value}: 1.0 gives", MoE, 4, 2, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["balance_loss", "z_loss", "marginal_entropy", "conditional_entropy"])
+@pytest.mark.parametrize("value", [-0.1, float("inf"), float("nan"), "auto", True])
+def test_weights_of_losses(name: str, value: Any) -> None:
+    refused(f"{name} must be a finite number >= 0, got {value!r}: it is the weight", MoE, 4, 2, **{name: value})
+    MoE(4, 2, **{name: 0})
+
+
+@pytest.mark.parametrize("value", [-0.1, float("inf"), float("nan")])
+def test_weights_of_losses_of_a_router(value: float) -> None:
+    rule = SamplingRule(STRATEGIES["sample"])
+    refused(r"loss_weights\['z'\] must be a finite number >= 0", Router, 4, 2, rule, loss_weights={"z": value})
+
+
+@pytest.mark.parametrize(
+    ("router", "remedy"), [(None, "leave it out"), (3, "leave it out"), (nn.Linear, "make an object of this class")]
+)
+def test_a_rule_that_cannot_be_called(router: Any, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # to see what users see
+    refused(f"router must be a name, a strategy, a Router, or a routing rule .*: {remedy}", MoE, 4, 2, router=router)
 
 
 @pytest.mark.parametrize("router", ["gm-iw", "gm-sh", "gm", "base"])

@@ -113,7 +113,7 @@ def test_through_update_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> 
     other = deepcopy(model)
 
     def update(net: nn.Module) -> None:
-        with capture(net) as routings:
+        with torch.no_grad(), capture(net) as routings:
             net(X)
         routings.update()
 

@@ -65,6 +65,35 @@ def test_rows_that_do_not_count() -> None:
     torch.testing.assert_close(some.moments, all_rows.moments)
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_rows_that_are_not_finite_are_left_out(bad: float) -> None:
+    f, r = batch(0)
+    baseline, without = ResidualBaseline(), ResidualBaseline()
+    baseline.update(torch.cat([f, f[:2]]), torch.cat([r, torch.tensor([bad, -bad])]))
+    baseline.update(torch.cat([f, torch.tensor([bad])]), torch.cat([r, r[:1]]), torch.arange(51) >= 10)
+    without.update(f, r)
+    without.update(f[10:], r[10:])
+    torch.testing.assert_close(baseline.moments, without.moments)
+    before = baseline.moments.clone()
+    baseline.update(torch.full_like(f, bad), r)
+    assert torch.equal(baseline.moments, before)
+
+
+def test_a_loss_that_is_not_finite_leaves_later_gradients_finite() -> None:
+    torch.manual_seed(0)
+    moe = MoE(6, 4, hidden_dim=5)
+    surrogate = Surrogate()
+    for bad in (True, False):
+        moe.zero_grad()
+        with capture(moe) as routings:
+            losses = moe(torch.randn(8, 6)).square().mean(-1)
+        if bad:
+            losses = losses * torch.where(torch.arange(8) == 3, torch.inf, 1.0)
+        surrogate(losses, routings).backward()
+    assert moe.router.weight.grad is not None
+    assert bool(moe.router.weight.grad.isfinite().all())
+
+
 def test_a_residual_without_spread_gives_the_mean() -> None:
     baseline = ResidualBaseline()
     baseline.update(torch.tensor([1.0, 3.0]), torch.tensor([5.0, 5.0]))

@@ -35,7 +35,8 @@ def ema_update(
     Args:
         value: the average so far: one number [], for the mean over all batch dimensions, or one for each problem [...].
         losses: f(x_i, z_i).
-        kept: rows to average over, or the sample that kept them. If no row is kept, the value stays.
+        kept: rows to average over, or the sample that kept them. Rows whose loss is not finite are left out, so that
+            one bad batch does not stay in the average. If no row is left, the value stays.
         decay: the weight of the old value, in [0, 1); one number, or one for each entry of the value.
         scope: of the rows: the mean is over those of all ranks.
 
@@ -46,8 +47,7 @@ def ema_update(
         >>> ema_update(torch.tensor(1.0), torch.tensor([2.0, 4.0]), torch.tensor([True, True]), decay=0.5)
         tensor(2.)
     """
-    kept = kept.kept if isinstance(kept, Sample) else kept
-    check_shape("losses", losses, kept.shape, "one loss a row, f(x_i, z_i)")
+    kept = _countable(losses, kept)
     if value.ndim > 0:
         check_shape("value", value, losses.shape[:-1], "one number for each problem")
     dtype = torch.promote_types(losses.dtype, torch.float32)
@@ -58,6 +58,13 @@ def ema_update(
     value = value.to(total)
     decay = decay.to(total) if isinstance(decay, Tensor) else decay
     return torch.where(rows > 0, decay * value + (1 - decay) * (total / rows.clamp_min(1)), value)
+
+
+def _countable(losses: Tensor, kept: Sample | Tensor) -> Tensor:
+    """Returns the rows that were kept and have a finite loss, without waiting for the device."""
+    kept = kept.kept if isinstance(kept, Sample) else kept
+    check_shape("losses", losses, kept.shape, "one loss a row, f(x_i, z_i)")
+    return kept & losses.isfinite()
 
 
 def _sum_kept(losses: Tensor, kept: Tensor, dtype: torch.dtype) -> Tensor:
@@ -131,7 +138,7 @@ class EMABaseline:
 
         Args:
             losses: f(x_i, z_i).
-            kept: rows to average over, or the sample that kept them.
+            kept: rows to average over, or the sample that kept them. Rows whose loss is not finite are left out.
             scope: of the rows: the mean is over those of all ranks.
         """
         if not self.corrected:
@@ -140,7 +147,7 @@ class EMABaseline:
         seen = self._seen.to(losses.device)
         moved = self.decay * seen + (1 - self.decay)
         self.value = ema_update(self.value, losses, kept, self.decay * seen / moved, scope)
-        rows = kept.kept if isinstance(kept, Sample) else kept
+        rows = _countable(losses, kept)
         count = scope.everywhere(rows.sum() if seen.ndim == 0 else rows.sum(-1))
         self._seen = torch.where(count > 0, moved, seen)
 

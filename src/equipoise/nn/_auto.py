@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -92,17 +93,26 @@ class AutoProposal(WideBuffers):
         self.names = tuple(name for name in RANGES if name in names)
         self.target, self.window, self.step = target, window, step
         self.margin, self.tolerance = margin, tolerance
-        ranges = [RANGES[name] for name in self.names]
-
-        def buffer(name: str, value: object) -> None:
+        for name, value in self._at_first().items():
             self.register_buffer(name, torch.tensor(value, device=device))
 
-        buffer("values", [r.start for r in ranges])
-        buffer("directions", [1.0 for _ in ranges])
-        buffer("turn", len(ranges) - 1)
-        buffer("before", -float("inf"))
-        buffer("total", 0.0)
-        buffer("batches", 0)
+    def _at_first(self) -> dict[str, Any]:
+        """Returns the start values of all buffers."""
+        ranges = [RANGES[name] for name in self.names]
+        return {
+            "values": [r.start for r in ranges],
+            "directions": [1.0 for _ in ranges],
+            "turn": len(ranges) - 1,
+            "before": -float("inf"),
+            "total": 0.0,
+            "batches": 0,
+        }
+
+    def reset_parameters(self) -> None:
+        """Starts anew, at the usual values. Deferred initialisation calls this after `to_empty`."""
+        for name, value in self._at_first().items():
+            buffer = self.get_buffer(name)
+            buffer.copy_(torch.tensor(value, dtype=buffer.dtype))
 
     def read(self, name: str) -> Float[Tensor, ""]:
         """Returns the value of a parameter, a copy: a record of this step may not change with the next.

@@ -108,6 +108,11 @@ class RunningPrices(WideBuffers):
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device=device))
         self.register_load_state_dict_pre_hook(_complete_state)
 
+    def reset_parameters(self) -> None:
+        """Forgets all batches. Deferred initialisation calls this after `to_empty`."""
+        for buffer in (self.prices, self.averages, self.errors, self.batches):
+            buffer.zero_()
+
     @torch.no_grad()
     def take(
         self,
@@ -261,6 +266,10 @@ class Quantile(WideBuffers):
         self.top_k, self.steps, self.limited = top_k, steps, limited
         self.register_buffer("prices", torch.zeros(num_experts, device=device))
 
+    def reset_parameters(self) -> None:
+        """Makes all prices equal again. Deferred initialisation calls this after `to_empty`."""
+        self.prices.zero_()
+
     def extra_repr(self) -> str:
         """Shows the settings."""
         return f"{self.prices.shape[0]}, top_k={self.top_k}, steps={self.steps}, limited={self.limited}"
@@ -368,6 +377,10 @@ class LossFree(WideBuffers):
         check_positive("rate", rate)
         self.top_k, self.rate, self.limited = top_k, rate, limited
         self.register_buffer("bias", torch.zeros(num_experts, device=device))
+
+    def reset_parameters(self) -> None:
+        """Takes the bias away again. Deferred initialisation calls this after `to_empty`."""
+        self.bias.zero_()
 
     def extra_repr(self) -> str:
         """Shows the settings."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from equipoise._core import in_transform
 from equipoise.nn._monitor import warn_without_capture
 from equipoise.nn._routing import Routing
-from equipoise.nn._surrogate_checks import check_has_layers
+from equipoise.nn._surrogate_checks import check_has_layers, own_optimizer
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -45,6 +45,7 @@ class Emission(NamedTuple):
         compiled: whether it was part of a compiled graph.
         order: grows with time; within a compiled graph, with the order of tracing.
         inputs: what entered the layer, detached, where the capture keeps it.
+        training: whether the layer was in training mode.
     """
 
     routing: Routing
@@ -53,6 +54,7 @@ class Emission(NamedTuple):
     compiled: bool
     order: int
     inputs: Tensor | None = None
+    training: bool = True
 
 
 class RoutingSource(nn.Module):
@@ -61,7 +63,8 @@ class RoutingSource(nn.Module):
     Attributes:
         routing_sink: the list that its records are appended to; None: no capture is open.
         routing_inputs: whether records include the layer's input.
-        routing_warned: whether the warning that it is trained without a capture has been given.
+        routing_warned: whether the warning that it is trained without a capture or a surrogate has been given.
+        routing_credited: whether a surrogate has used a record of this layer.
         routing_pending: gradient that the next recomputation adds for its router.
         routing_monitor: state that `Routings.update` keeps for this layer, to warn when its routing stays bad.
 
@@ -87,6 +90,7 @@ class RoutingSource(nn.Module):
     routing_sink: list[Emission] | None = None
     routing_inputs: bool = False
     routing_warned: bool = False
+    routing_credited: bool = False
     routing_pending: "Pending | None" = None
     routing_monitor: "Monitor | None" = None
 
@@ -131,13 +135,14 @@ def emit(source: RoutingSource, routing: Routing, y: Tensor, x: Tensor | None = 
     inputs = x.detach() if x is not None and source.routing_inputs else None
     if torch.compiler.is_compiling():  # no engine to ask while tracing
         if sink is not None:
-            sink.append(Emission(routing, None, torch.is_grad_enabled(), True, _next_order(), inputs))
+            sink.append(Emission(routing, None, torch.is_grad_enabled(), True, _next_order(), inputs, source.training))
         return y
     if within_backward():
         pending = source.routing_pending
         return y if pending is None or not torch.is_grad_enabled() else pending.attach(routing, y)
     if sink is not None:
-        sink.append(Emission(routing, y.grad_fn, torch.is_grad_enabled(), False, _next_order(), inputs))
+        graph = torch.is_grad_enabled()
+        sink.append(Emission(routing, y.grad_fn, graph, False, _next_order(), inputs, source.training))
     elif routing.score_function and routing.score_log_p.requires_grad and y.requires_grad and not in_transform():
         y.register_hook(partial(_warn, source))
     return y
@@ -167,7 +172,8 @@ def capture(
     Args:
         model: holds at least one `MoE`, or is one. Wrappers (`torch.compile`, data parallelism) are fine.
         optimizer: after its next step `routings.update()` is called, once; None: call it yourself in training. With
-            gradient accumulation, the step updates every capture since the last one.
+            gradient accumulation, the step updates every capture since the last one. A capture in evaluation mode
+            asks for no update. A wrapper with the torch optimiser as `.optimizer`, such as accelerate's, is fine.
         inputs: whether to keep each layer's input, for `Readouts`. This takes dim numbers a token and layer, for as
             long as the routings are kept.
 
@@ -184,6 +190,7 @@ def capture(
     """
     from equipoise.nn._routings import Routings  # not above: Routings are made of what is defined here
 
+    optimizer = None if optimizer is None else own_optimizer(optimizer)
     named = [(name, module) for name, module in model.named_modules() if isinstance(module, RoutingSource)]
     check_has_layers("model", model, len(named))
     sources = [module for _, module in named]
@@ -199,5 +206,5 @@ def capture(
             module.routing_sink, module.routing_inputs = outer, kept
             if outer is not None:
                 outer.extend(sink)
-    if optimizer is not None and len(routings) > 0:
+    if optimizer is not None and any(emission.training for sink in sinks for emission in sink):
         routings.update_after(optimizer)

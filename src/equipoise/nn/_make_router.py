@@ -14,11 +14,13 @@ from equipoise.nn._named_router import NamedRouter
 from equipoise.nn._router import Router
 from equipoise.nn._router_checks import (
     check_auto,
+    check_loss_weight,
     check_mixes,
     check_no_limit,
     check_not_inert,
     check_priceable,
     check_router_size,
+    check_rule,
     check_target,
     check_token_prior,
     check_unused,
@@ -250,7 +252,8 @@ def _check_named(
 
 
 def _check_own_rule(rule: RoutingRule, options: Mapping[str, Any]) -> None:
-    """Requires that a rule of the user's own has a use for what is not at its default."""
+    """Requires that a rule of the user's own is one, and has a use for what is not at its default."""
+    check_rule(rule)
     mixes = rule_traits(rule).mixes
     used = ("temperature", "target_sample_size", "upstream", *(["eps"] if mixes else []))
     _check_used("a rule of your own", used, options)
@@ -271,6 +274,9 @@ def _complete_weights(
 ) -> dict[str, float]:
     """Takes the recipe's weights for those that are None; returns the ones that are not 0, by the name of the loss."""
     given = {name: options.get(name, default) for name, (_, default) in _OF_LOSSES.items()}
+    for name, weight in given.items():
+        if weight is not None:
+            check_loss_weight(name, weight)
     inert = "there is one expert" if num_experts == 1 else row.inert if row is not None else None
     if inert is not None:
         for name, weight in given.items():
@@ -281,5 +287,5 @@ def _complete_weights(
         # Certainty alone makes a router collapse: there is less of it where its counterpart has less weight than usual.
         unaided = unaided and options.get("token_prior") is None
         share = min(1.0, weights["marginal_entropy"] / row.marginal_entropy) if unaided else 0.0
-        weights["conditional_entropy"] = max(share, 0.0) * row.conditional_entropy
+        weights["conditional_entropy"] = share * row.conditional_entropy
     return {_OF_LOSSES[name][0]: weight for name, weight in weights.items() if weight != 0}

@@ -9,7 +9,7 @@ Reading a number waits for the device, so it is done once in `EVERY` steps. What
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -102,6 +102,30 @@ def warn_without_capture(source: "RoutingSource") -> None:
         RoutingWarning,
         stacklevel=2,
     )
+
+
+def warn_without_surrogate(sources: Mapping[str, "RoutingSource"]) -> None:
+    """Warns, once for a layer, that steps end which train all but its router's score function.
+
+    A layer whose records a surrogate has ever used is left alone: its losses may well alternate.
+
+    Args:
+        sources: the layers whose records of the step have a score-function term, by name.
+    """
+    found = {name: source for name, source in sources.items() if not source.routing_credited}
+    new = any(not source.routing_warned for source in found.values())
+    for source in found.values():
+        source.routing_warned = True
+    if new:
+        names = ", ".join(map(repr, found))
+        warnings.warn(
+            f"no surrogate has used the records of {names}, whose router learns by the score function and misses that "
+            "gradient: before each step call backward on the surrogate's loss, surrogate(losses, routings).backward() "
+            "with surrogate = equipoise.nn.Surrogate() and a loss for each token, or build the layer with "
+            "loss='gating'; to update prices without training, run the forward pass under torch.no_grad()",
+            RoutingWarning,
+            stacklevel=3,
+        )
 
 
 def watch(names: Sequence[str], sources: Sequence["RoutingSource"], routings: Sequence[Routing]) -> None:

@@ -98,14 +98,15 @@ class ResidualBaseline(WideBuffers):
         Args:
             losses: f.
             residual: r.
-            counted: rows to take in; None for all of them. If there is none, nothing changes.
+            counted: rows to take in; None for all of them. Rows where f or r is not finite are left out, so that one
+                bad batch does not stay in the moments. If no row is left, nothing changes.
             scope: of the rows: those of all ranks are taken in.
         """
         check_shape("residual", residual, losses.shape, "one number for each token")
         f, r = losses.double(), residual.double()
-        one = torch.ones_like(f) if counted is None else counted.double()
-        if counted is not None:
-            f, r = torch.where(counted, f, 0.0), torch.where(counted, r, 0.0)
+        finite = f.isfinite() & r.isfinite()
+        counted = finite if counted is None else counted & finite
+        one, f, r = counted.double(), torch.where(counted, f, 0.0), torch.where(counted, r, 0.0)
         sums = scope.everywhere(torch.stack([one.sum(), r.sum(), f.sum(), (r * r).sum(), (r * f).sum()]))
         rows = sums[0]
         moved = self.decay * self.moments.to(sums) + (1 - self.decay) * sums / rows.clamp_min(1)

@@ -33,6 +33,7 @@ from equipoise.nn._router_checks import (
     check_has_gate,
     check_input_dim,
     check_logits,
+    check_loss_weight,
     check_mixes,
     check_routing,
     check_rows_like,
@@ -131,6 +132,8 @@ class Router(WideBuffers):
         self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
         self.evaluation, self.upstream = evaluation, upstream
         self.loss_weights = dict(loss_weights or {})
+        for name, value in self.loss_weights.items():
+            check_loss_weight(f"loss_weights[{name!r}]", value)
         self.scoring = scoring
         self.rule = rule
         weight = None if dim is None else nn.Parameter(torch.empty(num_experts, dim, device=device, dtype=dtype))
@@ -176,8 +179,11 @@ class Router(WideBuffers):
     def reset_parameters(self) -> None:
         """Draws the gate anew, with standard deviation sqrt(0.1 / dim) (Fedus and others 2021, section 2.4).
 
-        A token prior is reset to its initial table.
+        A token prior is reset to its initial table, the temperature to its start, and the count of updates to 0. The
+        rule and the averages of prices have a `reset_parameters` of their own, as deferred initialisation expects.
         """
+        self.temperature.fill_(self.fixed_temperature)
+        self.updates.zero_()
         if self.dim is not None:
             nn.init.normal_(self.weight, std=math.sqrt(0.1 / self.dim))
         if self.prior is not None:

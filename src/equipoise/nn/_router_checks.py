@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -30,6 +30,24 @@ def check_not_inert(name: str, weight: float | None, reason: str) -> None:
     """Requires that a balance loss can move the router."""
     if weight:
         raise ValueError(f"{name} must be 0 here, got {weight}: it would be inert, because {reason}; leave it out")
+
+
+def check_loss_weight(name: str, weight: Any) -> None:
+    """Requires a finite number of at least 0."""
+    if isinstance(weight, bool | str | bytes) or not isinstance(weight, SupportsFloat) or not 0 <= weight < math.inf:  # pyright: ignore[reportOperatorIssue]
+        raise ValueError(
+            f"{name} must be a finite number >= 0, got {weight!r}: it is the weight of a loss that is added; 0 leaves "
+            "the loss out"
+        )
+
+
+def check_rule(rule: object) -> None:
+    """Requires something to call with logits: an object, not a class to make one of."""
+    if not callable(rule) or isinstance(rule, type):
+        raise ValueError(
+            f"router must be a name, a strategy, a Router, or a routing rule to call with (logits, request), got "
+            f"{rule!r}: {'make an object of this class' if isinstance(rule, type) else 'leave it out for the default'}"
+        )
 
 
 def check_has_gate(dim: int | None) -> None:

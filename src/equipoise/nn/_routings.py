@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from equipoise.nn._capture import Emission, RoutingSource
-from equipoise.nn._monitor import watch
+from equipoise.nn._monitor import warn_without_surrogate, watch
 from equipoise.nn._routing import Routing
-from equipoise.nn._surrogate_checks import check_captured, check_first_use
+from equipoise.nn._surrogate_checks import check_balance_graph, check_captured, check_first_use
 
 
 class Routings(Sequence[Routing]):
@@ -89,6 +89,9 @@ class Routings(Sequence[Routing]):
         Returns:
             A scalar, with gradient; 0 where there is none.
 
+        Raises:
+            ValueError: the gradient is wanted and a layer ran without a graph, as in a reentrant checkpoint.
+
         Example:
             >>> import equipoise as eq
             >>> moe = eq.nn.MoE(8, 4, router="switch")
@@ -97,6 +100,10 @@ class Routings(Sequence[Routing]):
             >>> (loss + routings.balance_loss()).backward()
         """
         check_captured(len(self))
+        if torch.is_grad_enabled():
+            for layer, emission in self._entries():
+                lost = emission.training and len(emission.routing.balance_losses) > 0 and not emission.grad_enabled
+                check_balance_graph(self._names[layer], not lost)
         losses = [loss for routing in self for loss in routing.balance_losses.values()]
         return torch.stack(losses).sum() if losses else self[0].logits.new_zeros(())
 
@@ -118,6 +125,7 @@ class Routings(Sequence[Routing]):
         check_first_use(self._consumed, "used by one Surrogate call")
         self._consumed = True
         for source, sink in zip(self._sources, self._sinks, strict=True):
+            source.routing_credited = source.routing_credited or len(sink) > 0
             if source.routing_sink is sink:
                 # The list is complete: a forward pass from here on (a residual's, a recomputation) is not part of it.
                 source.routing_sink = None
@@ -146,18 +154,31 @@ class Routings(Sequence[Routing]):
     def update(self) -> None:
         """Ends a training step: what layers learn without gradient, and a look at whether routing is in order.
 
-        Calls `observe` of every layer that is in training mode, once for every record: loss-free biases, running
+        Calls `observe` of every layer, once for every record that it made in training mode: loss-free biases, running
         averages of prices. To be called after backward, since checkpointing routes again in there and must find what
         the forward pass found. Every so many calls the fraction of rows dropped and the effective sample size are
-        read; if they stay bad, one `RoutingWarning` says which layers, and what to change.
+        read; if they stay bad, one `RoutingWarning` says which layers, and what to change. Another one says so, once,
+        if a layer that learns by the score function has a graph and no surrogate has ever used its records.
         """
         check_captured(len(self))
         check_first_use(self._updated, "used by one update")
         self._updated = True
-        for source, routing in zip(self.modules, self, strict=True):
-            if source.training:
-                source.observe(routing)
-        watch(self.names, self.modules, list(self))
+        # The mode of the forward pass, and not that of now: evaluation may come between a forward pass and its step.
+        entries = [(layer, emission) for layer, emission in self._entries() if emission.training]
+        warn_without_surrogate(
+            {self._names[layer]: self._sources[layer] for layer, emission in entries if _needs_surrogate(emission)}
+        )
+        made = [(layer, emission.routing) for layer, emission in entries]
+        sources, routings = [self._sources[layer] for layer, _ in made], [routing for _, routing in made]
+        for source, routing in zip(sources, routings, strict=True):
+            source.observe(routing)
+        watch([self._names[layer] for layer, _ in made], sources, routings)
+
+
+def _needs_surrogate(emission: Emission) -> bool:
+    """Tells whether the router learns from this record by the score function, which nothing but a surrogate adds."""
+    routing = emission.routing
+    return routing.score_function and emission.grad_enabled and routing.score_log_p.requires_grad
 
 
 class _AfterStep:

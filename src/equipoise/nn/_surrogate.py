@@ -294,7 +294,9 @@ class Surrogate(nn.Module):
             value = value if learnt is None else value + (learnt - learnt.detach())
         loss = _with_routers(value, credits, routings, emissions)
         others = {name: None if x is None else x.detach() for name, x in (("readout", readout), ("critic", fit))}
-        return SurrogateLoss(loss=loss, task=task, balance=routings.balance_loss().detach(), **others)
+        with torch.no_grad():
+            balance = routings.balance_loss()
+        return SurrogateLoss(loss=loss, task=task, balance=balance, **others)
 
     def _advantages(
         self,

@@ -16,6 +16,23 @@ def check_has_layers(name: str, model: nn.Module, layers: int) -> None:
         )
 
 
+def own_optimizer(optimizer: object) -> torch.optim.Optimizer:
+    """Finds the torch optimiser whose steps can be told, within wrappers that hold it as `.optimizer`.
+
+    Accelerate's wrapper is an instance of `torch.optim.Optimizer` that never ran its constructor.
+    """
+    inner = optimizer
+    while not (isinstance(inner, torch.optim.Optimizer) and hasattr(inner, "_optimizer_step_post_hooks")):
+        inner = getattr(inner, "optimizer", None)
+        if inner is None:
+            raise ValueError(
+                "optimizer must be a torch.optim.Optimizer, or hold one as .optimizer, got "
+                f"{type(optimizer).__name__}: pass the torch optimiser, or leave it out and call "
+                "routings.update() after each step"
+            )
+    return inner
+
+
 def check_routings(kind: str, captured: bool) -> None:
     """Requires what `capture` yields, which knows more than a list of records does."""
     if not captured:
@@ -82,6 +99,16 @@ def check_graph(name: str, calls: int, compiled: bool) -> None:
         raise ValueError(
             f"layer {name!r} must be called once in a forward pass under reentrant checkpointing (or no_grad), got "
             f"{calls} calls, whose recomputations cannot be told apart: use checkpoint(..., use_reentrant=False)"
+        )
+
+
+def check_balance_graph(name: str, has_graph: bool) -> None:
+    """Requires a graph where the gradient of a layer's balance losses is wanted."""
+    if not has_graph:
+        raise ValueError(
+            f"layer {name!r} must run with a graph for the gradient of balance_loss(), got one that ran without (a "
+            "reentrant checkpoint, or no_grad): use checkpoint(..., use_reentrant=False), or a Surrogate, which hands "
+            "the gradient to the recomputation; to read the value alone, call it under no_grad"
         )
 
 
