@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -139,6 +140,23 @@ def test_state_dict_of_a_swapped_model_loads_into_another(tmp_path):
     with pytest.warns(eq.nn.RoutingWarning, match="lost the prices"):
         restore_routers(model)
     torch.testing.assert_close(logits(plain, ids), logits(model, ids), rtol=0, atol=1e-6)
+
+
+@families
+def test_routers_load_after_from_pretrained(tmp_path, family):
+    """As docs/transformers.md says: `save_pretrained` renames experts, and in Mixtral gates too."""
+    model, ids = tiny_model(family), tokens()
+    swap_routers(model, "priced")
+    _learn_prices(model, ids)
+    model.save_pretrained(tmp_path)
+    routers = {name: x for name, x in model.state_dict().items() if "equipoise_router" in name}
+    torch.save(routers, tmp_path / "router_entries.pt")
+    with warnings.catch_warnings(action="ignore"):  # of entries that a plain model has no place for
+        other = type(model).from_pretrained(tmp_path)
+    swap_routers(other, "priced")
+    found = other.load_state_dict(torch.load(tmp_path / "router_entries.pt"), strict=False)
+    assert not found.unexpected_keys
+    torch.testing.assert_close(logits(other, ids), logits(model, ids), rtol=0, atol=1e-5)
 
 
 @families

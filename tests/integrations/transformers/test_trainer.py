@@ -199,7 +199,7 @@ def test_the_best_model_is_loaded_whole_at_the_end(tmp_path):
     assert all(block.routed_gate.router.updates.item() == 1 for _, block in routed_blocks(model))
 
 
-def test_prices_move_once_an_optimiser_step_after_all_its_batches(tmp_path):
+def test_prices_move_after_the_optimiser_step_once_for_each_of_its_batches(tmp_path):
     model = tiny_model("mixtral")
     swap_routers(model, "priced")
     train(model, tmp_path, steps=2, gradient_accumulation_steps=2)

@@ -38,7 +38,8 @@ class RoutedTrainerMixin(_Base):
     - The loss of a training batch is that of a `Surrogate`: the cross-entropy of each token, the score-function terms
       and balance losses of all layers. With N tokens in all batches of an optimiser step (gradient accumulation,
       several devices), every batch is divided by N, as the Trainer does. Label smoothing is part of each token's loss.
-    - After the optimiser step, routers update what is not learnt by gradient: prices, biases, schedules.
+    - After the optimiser step, routers update what is not learnt by gradient: prices, biases, schedules. They move once
+      for each batch of the step; with gradient accumulation, divide the rate of `loss-free` by the number of batches.
     - What the Trainer logs holds, by layer, the load violation (MaxVio), the fraction dropped, the effective sample
       size and the router's entropy, of the last batch, under `routing/<layer>/<name>`.
     - Checkpoints hold the routers' state and the baseline, so that an interrupted run continues with the same losses.
