@@ -16,8 +16,8 @@ def check_model(model: nn.Module) -> None:
     if wrapped is not None:
         where = f" in {wrapped!r}" if wrapped else ""
         raise ValueError(
-            f"model must not be wrapped yet, got DistributedDataParallel{where}, which holds parameters that parallelize "
-            "replaces: call parallelize(model, mesh) first, then DistributedDataParallel(model)"
+            f"model must not be wrapped yet, got DistributedDataParallel{where}, which holds the parameters that "
+            "parallelize replaces: call parallelize(model, mesh) first, then DistributedDataParallel(model)"
         )
 
 

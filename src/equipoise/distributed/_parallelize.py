@@ -61,7 +61,8 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, scope: str = "local") -> 
 
     Raises:
         ValueError: the mesh is none, or has no expert axis; the model is in DistributedDataParallel already; a layer's
-            experts cannot be spread over the mesh; or ranks disagree on the model's settings. Every rank raises the error, with the same message.
+            experts cannot be spread over the mesh; or ranks disagree on the model's settings. Every rank raises the
+            error, with the same message.
 
     Example:
         A mesh of one rank. In a program that `torchrun --nproc-per-node 4` starts, `dist.init_process_group()` takes no

@@ -224,7 +224,7 @@ def bad_input(folder: Path) -> None:
         eq.distributed.parallelize(Model(), None)
     wrapped = DistributedDataParallel(Model())
     with pytest.raises(
-        ValueError, match=r"model must not be wrapped yet, got DistributedDataParallel, .* parallelize\(mod"
+        ValueError, match="model must not be wrapped yet, got DistributedDataParallel, .*: call parallel"
     ):
         eq.distributed.parallelize(wrapped, mesh)
     with pytest.raises(ValueError, match="got DistributedDataParallel in '0'"):
