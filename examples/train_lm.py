@@ -46,7 +46,8 @@ def read_text(folder: Path, pattern: str) -> tuple[Tensor, Tensor]:
     if not parts[1]:
         raise ValueError(
             f"data must hold at least {FILES} files that match {pattern!r}, got {len(files)} in {folder}: give a "
-            "folder with more of them, or another --pattern, or cut a large file into parts (split -n 40 text.txt notes/part-)"
+            "folder with more of them, or another --pattern, or cut a large file into parts (split -n 40 text.txt "
+            "notes/part-)"
         )
     train, validation = (torch.frombuffer(bytearray(b"\n".join(part)), dtype=torch.uint8) for part in parts)
     return train, validation

@@ -143,7 +143,8 @@ class RoutedTrainerMixin(_Base):
         """
         if "loss" in logs and self._last is not None:
             for name, total in self._parts.items():  # as the Trainer's own: over all processes, by the steps since
-                logs[name] = nested_gather(total, self.args.parallel_mode).mean().item() / max(self._steps, 1)
+                gathered: Any = nested_gather(total, self.args.parallel_mode)
+                logs[name] = gathered.mean().item() / max(self._steps, 1)
             self.forget_parts()
             logs.update(_telemetry(self._last))
         super().log(logs, *args, **kwargs)
