@@ -28,16 +28,27 @@ from torch.distributed.device_mesh import init_device_mesh
 import equipoise as eq
 
 VOCABULARY = 256  # bytes
+FILES = 20  # one of so many is for validation
 
 
 def read_text(folder: Path, pattern: str) -> tuple[Tensor, Tensor]:
     """Reads all files below a folder as bytes; every twentieth file is for validation."""
+    if not folder.is_dir():
+        what = "a file" if folder.exists() else "nothing there"
+        raise ValueError(
+            f"data must be a folder, got {folder}, {what}: of a large file, make a folder with at least {FILES} "
+            "parts of it (split -n 40 text.txt notes/part-), and give --data notes --pattern 'part-*'"
+        )
     files = sorted(path for path in folder.rglob(pattern) if path.is_file() and "site-packages" not in path.parts)
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     for number, path in enumerate(files):
-        parts[number % 20 == 19].append(path.read_bytes())
+        parts[number % FILES == FILES - 1].append(path.read_bytes())
     if not parts[1]:
-        raise ValueError(f"data must hold at least 20 files that match {pattern!r}, got {len(files)} in {folder}")
+        raise ValueError(
+            f"data must hold at least {FILES} files that match {pattern!r}, got {len(files)} in {folder}: give a "
+            "folder with more of them, or another --pattern, or cut a large file into parts (split -n 40 text.txt "
+            "notes/part-)"
+        )
     train, validation = (torch.frombuffer(bytearray(b"\n".join(part)), dtype=torch.uint8) for part in parts)
     return train, validation
 
@@ -228,12 +239,23 @@ def make_progress(step: int, steps: int) -> Callable[[int, str | None], None]:
     return show
 
 
+def last_checkpoint(folder: Path) -> int:
+    """Finds the last step with a whole checkpoint."""
+    steps = [int(path.parent.name.split("-")[1]) for path in folder.glob("checkpoint-*/.metadata")]
+    if not steps:
+        raise ValueError(
+            f"out must hold a checkpoint to resume from, got {folder} without a whole checkpoint-<step>: leave out "
+            "--resume to start anew, or give the --out of the run that is to go on"
+        )
+    return max(steps)
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the options."""
     how = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=how)
     add, stdlib = parser.add_argument, Path(sysconfig.get_paths()["stdlib"])
-    add("--data", type=Path, default=stdlib, help="folder of text; read with all folders below it")
+    add("--data", type=Path, default=stdlib, help=f"folder of at least {FILES} files of text, with all below it")
     add("--pattern", default="*.py", help="which files of it")
     add("--out", type=Path, default=Path("out/train_lm"), help="folder for checkpoint and logs")
     add("--resume", action="store_true", help="go on from the checkpoint in --out; give the same options again")
@@ -268,7 +290,7 @@ def main(arguments: list[str] | None = None) -> None:
     training, (train, validation) = Training(args), read_text(args.data, args.pattern)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.resume:
-        training.step = max(int(path.parent.name.split("-")[1]) for path in args.out.glob("checkpoint-*/.metadata"))
+        training.step = last_checkpoint(args.out)
         training.state.load(args.out / f"checkpoint-{training.step}")
     first = training.rank == 0  # of several processes, the one that prints and logs
     write = Log(args.out, training.step).write if first else lambda *_, **__: None

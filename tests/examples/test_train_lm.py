@@ -128,5 +128,24 @@ def test_lines_where_tqdm_is_missing(
 
 
 def test_too_few_files(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data must hold at least 20 files that match '\*.txt', got 0"):
+    with pytest.raises(ValueError, match=r"data must hold at least 20 files that match '\*.txt', got 0 .* or cut a la"):
         run(tmp_path, tmp_path / "out")
+
+
+def test_one_file_or_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text("def f(x): return x")
+    with pytest.raises(ValueError, match=r"data must be a folder, got .*all.txt, a file: .* at least 20 parts"):
+        run(tmp_path / "all.txt", tmp_path / "out")
+    with pytest.raises(ValueError, match=r"data must be a folder, got .*none, nothing there"):
+        run(tmp_path / "none", tmp_path / "out")
+
+
+def test_nothing_to_resume_from(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"out must hold a checkpoint to resume from, got .*: leave out --resume"):
+        run(text, tmp_path / "out", "--resume")
+
+
+def test_help_says_how_many_files(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train_lm.parse(["--help"])
+    assert "at least 20 files" in " ".join(capsys.readouterr().out.split())

@@ -3,13 +3,31 @@
 
 from collections.abc import Mapping, Sequence
 
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.distributed._ranks import EXPERT_AXIS
 
 
+def check_model(model: nn.Module) -> None:
+    """Requires a model that DistributedDataParallel does not hold yet."""
+    wrapped = next((name for name, each in model.named_modules() if isinstance(each, DistributedDataParallel)), None)
+    if wrapped is not None:
+        where = f" in {wrapped!r}" if wrapped else ""
+        raise ValueError(
+            f"model must not be wrapped yet, got DistributedDataParallel{where}, which holds the parameters that "
+            "parallelize replaces: call parallelize(model, mesh) first, then DistributedDataParallel(model)"
+        )
+
+
 def check_mesh(mesh: DeviceMesh) -> None:
-    """Requires an expert axis."""
+    """Requires a mesh with an expert axis."""
+    if not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"mesh must be a DeviceMesh, got {type(mesh).__name__}: make it with "
+            "init_device_mesh(device, sizes, mesh_dim_names=('data', 'expert'))"
+        )
     if mesh.ndim > 1 and EXPERT_AXIS not in (mesh.mesh_dim_names or ()):
         raise ValueError(
             f"mesh must have an axis named {EXPERT_AXIS!r}, got {mesh.mesh_dim_names}: make it with "

@@ -20,6 +20,7 @@ from equipoise.distributed._checks import (
     check_agreement,
     check_has_experts,
     check_mesh,
+    check_model,
     check_not_sharded,
     check_spread,
     check_stacked,
@@ -59,8 +60,9 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, scope: str = "local") -> 
         The model.
 
     Raises:
-        ValueError: the mesh has no expert axis, a layer's experts cannot be spread over it, or ranks disagree on the
-            model's settings. Every rank raises the error, with the same message.
+        ValueError: the mesh is none, or has no expert axis; the model is in DistributedDataParallel already; a layer's
+            experts cannot be spread over the mesh; or ranks disagree on the model's settings. Every rank raises the
+            error, with the same message.
 
     Example:
         A mesh of one rank. In a program that `torchrun --nproc-per-node 4` starts, `dist.init_process_group()` takes no
@@ -78,6 +80,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, scope: str = "local") -> 
     """
     check_one_of("scope", scope, SCOPES)
     check_mesh(mesh)
+    check_model(model)
     ranks = Ranks(mesh)
     layers = list(_layers(model))
     check_has_experts(len(layers))

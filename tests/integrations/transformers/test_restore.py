@@ -85,6 +85,18 @@ def test_it_says_what_is_lost():
         assert restore_routers(model) == []  # nothing left to restore
 
 
+def test_it_says_that_k_goes_back_to_the_models():
+    model, ids = tiny_model("qwen3-moe"), tokens()
+    before = model(ids).logits
+    swap_routers(model, "topk", top_k=1)
+    assert not torch.allclose(model(ids).logits, before, atol=1e-3)
+    with pytest.warns(
+        eq.nn.RoutingWarning, match="have lost their K of 1, .* back to num_experts_per_tok=2 experts a token"
+    ):
+        restore_routers(model)
+    torch.testing.assert_close(model(ids).logits, before)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generation_with_a_cache_is_that_without(family):
     model, ids = tiny_model(family), tokens(1, 6)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -142,6 +143,23 @@ def test_state_dict_of_a_swapped_model_loads_into_another(tmp_path):
 
 
 @families
+def test_routers_load_after_from_pretrained(tmp_path, family):
+    """As docs/transformers.md says: `save_pretrained` renames experts, and in Mixtral gates too."""
+    model, ids = tiny_model(family), tokens()
+    swap_routers(model, "priced")
+    _learn_prices(model, ids)
+    model.save_pretrained(tmp_path)
+    routers = {name: x for name, x in model.state_dict().items() if "equipoise_router" in name}
+    torch.save(routers, tmp_path / "router_entries.pt")
+    with warnings.catch_warnings(action="ignore"):  # of entries that a plain model has no place for
+        other = type(model).from_pretrained(tmp_path)
+    swap_routers(other, "priced")
+    found = other.load_state_dict(torch.load(tmp_path / "router_entries.pt"), strict=False)
+    assert not found.unexpected_keys
+    torch.testing.assert_close(logits(other, ids), logits(model, ids), rtol=0, atol=1e-5)
+
+
+@families
 def test_copies_and_pickles_are_models_of_their_own(family):
     model, ids = tiny_model(family), tokens()
     swap_routers(model, "priced")
@@ -180,6 +198,33 @@ def test_padding_takes_no_expert_in_training_and_changes_nothing_in_evaluation()
     for routing in routings:
         assert routing.shape == (2, 12)
         assert torch.equal((routing.indices < 4).all(-1), attended.flatten() != 0)
+
+
+class Wrapper(torch.nn.Module):
+    """Passes on whatever it gets, as wrappers of models do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args, **kwargs):
+        return self.model(*args, **kwargs)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_mask_by_position_is_that_by_name(wrapped):
+    model, ids = tiny_model("mixtral"), tokens()
+    model = Wrapper(model) if wrapped else model
+    attended = torch.ones_like(ids)
+    attended[1, 8:] = 0
+    swap_routers(model, "priced")
+    for args, kwargs in [((ids, attended), {}), ((ids,), {"attention_mask": attended}), ((ids, attended, None), {})]:
+        with eq.nn.capture(model.train()) as routings:
+            model(*args, **kwargs)
+        assert all(torch.equal(routing.mask, attended.flatten() != 0) for routing in routings)
+    with eq.nn.capture(model) as routings:
+        model(ids)
+    assert routings[0].mask is None  # nothing is left of the input before
 
 
 def test_token_ids_reach_the_router():
@@ -257,8 +302,15 @@ def test_what_cannot_be_swapped_is_refused_before_anything_changes():
     assert not routed_blocks(model)
     with pytest.raises(ValueError, match="router must be a name, a strategy or a rule, got a Router"):
         swap_routers(model, eq.nn.make_router("topk", 32, 4))
-    with pytest.raises(ValueError, match="top_k must be left at 1 with router 'switch'"):
+    with pytest.raises(
+        ValueError,
+        match=r"top_k must be left at 1 with router 'switch', .*, since the model has 2 .* pass top_k=1 to swap",
+    ):
         swap_routers(model, "switch", layers=[0])
+    with pytest.raises(ValueError, match=r"with a rule of your own, .* pass top_k=1 to swap_routers"):
+        swap_routers(model, lambda logits, request: eq.nn.choose_top(logits, request, top_k=1), layers=[0])
+    with pytest.raises(ValueError, match=r"top_k must be left at 1 with router 'switch', .* got 2: only"):
+        swap_routers(model, "switch", layers=[0], top_k=2)
     with pytest.raises(TypeError, match="did you mean temperature"):
         swap_routers(model, "skip-iw", layers=[0], temprature=2.0)
     with torch.device("meta"):

@@ -141,6 +141,33 @@ def test_bfloat16_evaluation_and_logs(tmp_path):
     assert not any(name.startswith("routing/") for name in trainer.state.log_history[-1])
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("average", [True, False])
+def test_the_parts_of_the_loss_are_logged(tmp_path, accumulate, average, monkeypatch):
+    """They add up to the Trainer's loss; the first log is the mean of two steps, by hand."""
+    model = tiny_model("qwen3-moe")
+    swap_routers(model, "skip-iw", marginal_entropy=0.1)
+    taken, parts = [], eq.nn.Surrogate.parts
+
+    def note(self, *args, **kwargs):
+        taken.append(parts(self, *args, **kwargs))
+        return taken[-1]
+
+    monkeypatch.setattr(eq.nn.Surrogate, "parts", note)
+    rows = [{**row, "labels": row["input_ids"]} for row in dataset(32)]  # as many tokens in every batch
+    how = {"gradient_accumulation_steps": accumulate, "average_tokens_across_devices": average}
+    _, seen = train(model, tmp_path, steps=4, data=rows, logging_steps=2, **how)
+    logs = [log for log in seen.logs if "loss" in log]
+    assert len(logs) == 2
+    for number, log in enumerate(logs):
+        own = taken[2 * accumulate * number : 2 * accumulate * (number + 1)]
+        for name in ("task", "balance"):
+            mean = sum(float(getattr(each, name)) for each in own) / len(own)
+            assert log[f"{name}_loss"] == pytest.approx(mean, rel=1e-5)
+        assert log["balance_loss"] < 0 < log["loss"] < log["task_loss"]
+        assert log["task_loss"] + log["balance_loss"] == pytest.approx(log["loss"], rel=1e-4)
+
+
 @pytest.mark.parametrize(("family", "router"), [("mixtral", "priced"), ("qwen3-moe", "skip-iw")])
 def test_an_interrupted_run_goes_on_with_the_same_losses(tmp_path, family, router):
     """Mixtral's experts are stored under other names, which the Trainer does not convert back by itself."""
@@ -172,7 +199,7 @@ def test_the_best_model_is_loaded_whole_at_the_end(tmp_path):
     assert all(block.routed_gate.router.updates.item() == 1 for _, block in routed_blocks(model))
 
 
-def test_prices_move_once_an_optimiser_step_after_all_its_batches(tmp_path):
+def test_prices_move_after_the_optimiser_step_once_for_each_of_its_batches(tmp_path):
     model = tiny_model("mixtral")
     swap_routers(model, "priced")
     train(model, tmp_path, steps=2, gradient_accumulation_steps=2)

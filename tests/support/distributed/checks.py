@@ -220,6 +220,15 @@ def bad_input(folder: Path) -> None:
         eq.distributed.parallelize(eq.nn.MoE(4, 8, experts=torch.nn.Linear(4, 4)), mesh)
     with pytest.raises(ValueError, match="3 experts of layer '' must be a multiple"):
         eq.distributed.parallelize(eq.nn.MoE(4, 3), mesh)
+    with pytest.raises(ValueError, match="mesh must be a DeviceMesh, got NoneType: make it with init_device_mesh"):
+        eq.distributed.parallelize(Model(), None)
+    wrapped = DistributedDataParallel(Model())
+    with pytest.raises(
+        ValueError, match="model must not be wrapped yet, got DistributedDataParallel, .*: call parallel"
+    ):
+        eq.distributed.parallelize(wrapped, mesh)
+    with pytest.raises(ValueError, match="got DistributedDataParallel in '0'"):
+        eq.distributed.parallelize(torch.nn.Sequential(wrapped), mesh)
     done = eq.distributed.parallelize(Model(), mesh)
     with pytest.raises(ValueError, match="must not be sharded yet"):
         eq.distributed.parallelize(done, mesh)

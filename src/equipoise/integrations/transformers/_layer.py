@@ -9,6 +9,7 @@ Legend: T rows (tokens), E experts, K experts a row.
 """
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -29,17 +30,22 @@ class Rows:
     """What the model's input says about rows: token ids, and which rows are padding. A hook of the whole model.
 
     It stays until the next forward pass, since activation checkpointing routes again during the backward pass.
+
+    Args:
+        model: whose forward pass says what an input by position is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.token_ids: Tensor | None = None
         self.attended: Tensor | None = None
+        self._names = _positional_names(model)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes the input, before the model runs."""
         first = args[0] if args else None
-        self.token_ids = kwargs.get("input_ids", first if isinstance(first, Tensor) else None)
-        self.attended = kwargs.get("attention_mask")
+        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        self.token_ids = given.get("input_ids", first if isinstance(first, Tensor) else None)
+        self.attended = given.get("attention_mask")
 
     def ids(self, shape: tuple[int, ...]) -> Tensor | None:
         """Returns the token ids, if there are any of this shape."""
@@ -50,6 +56,14 @@ class Rows:
         """Returns which rows are no padding, if that is known for this shape."""
         attended = self.attended
         return attended != 0 if isinstance(attended, Tensor) and tuple(attended.shape) == shape else None
+
+
+def _positional_names(model: nn.Module) -> list[str]:
+    """Returns the names of a model's inputs by position; where it takes any, as a wrapper does, transformers' own."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return ["input_ids", "attention_mask"]
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 class Layer:

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from equipoise.estimators import Strategy
 from equipoise.integrations.transformers._contract import CORRECTION_BIAS, FoundLayer, find_layers, find_scoring
 from equipoise.integrations.transformers._layer import LAYER, ROUTER, Layer, RoutedBlock, RoutedGate, Rows, routed_class
-from equipoise.nn import Router, RoutingOptions, RoutingRule, RoutingSource, RoutingWarning, TokenPrior, make_router
+from equipoise.nn import (
+    ROUTERS,
+    Router,
+    RoutingOptions,
+    RoutingRule,
+    RoutingSource,
+    RoutingWarning,
+    TokenPrior,
+    make_router,
+)
 
 _HOOK = "equipoise_rows"
 
@@ -81,6 +90,7 @@ def swap_routers(
     for layer in chosen:  # all checks before the first change
         _check_local(layer)
         k = layer.top_k if top_k is None else top_k
+        _check_takes_k(router, k, given=top_k is not None)
         device = next(layer.gate.parameters()).device
         _check_device(layer, device)
         new = make_router(
@@ -107,7 +117,7 @@ def restore_routers(model: nn.Module) -> list[str]:
 
     Prices and biases that a router has learnt become the native correction bias where the architecture has one
     (DeepSeek-V3: `e_score_correction_bias`); the function stays as it was in evaluation, with `topk`, `loss-free`,
-    `quantile`, `priced` and with strategies of `loss="gating"`.
+    `quantile`, `priced` and with strategies of `loss="gating"`, unless `top_k` was changed.
 
     Args:
         model: as `swap_routers` left it.
@@ -116,7 +126,8 @@ def restore_routers(model: nn.Module) -> list[str]:
         The names of the layers that were restored; empty if none was swapped.
 
     Warns:
-        RoutingWarning: what is lost: prices that the architecture has no place for, factors of 1/K, a token prior.
+        RoutingWarning: what is lost: prices that the architecture has no place for, factors of 1/K, a token prior, a K
+            that is not the gate's.
 
     Example:
         >>> from transformers import MixtralConfig, MixtralForCausalLM
@@ -170,7 +181,7 @@ def _chosen(found: list[FoundLayer], layers: Sequence[int] | str | None) -> list
 def _rows_of(model: nn.Module) -> Rows:
     """Returns what notes the model's input; registers it at the first swap."""
     if _HOOK not in model.__dict__:
-        rows = Rows()
+        rows = Rows(model)
         model.__dict__[_HOOK] = rows, model.register_forward_pre_hook(rows, with_kwargs=True)
     return model.__dict__[_HOOK][0]
 
@@ -181,6 +192,23 @@ def _check_local(layer: FoundLayer) -> None:
         raise ValueError(
             f"the experts must be whole on every process, got {layer.name!r} with transformers' expert parallelism, "
             "whose exchange has no index for rows without an expert: use equipoise.distributed, or another plan"
+        )
+
+
+def _check_takes_k(router: str | Strategy | RoutingRule, k: int, *, given: bool) -> None:
+    """Requires a router for the gate's K, where no K was given: `make_router` would speak of one that nobody wrote."""
+    if given or k == 1:
+        return
+    if isinstance(router, str):
+        takes = router not in ROUTERS or "top_k" in ROUTERS[router].options
+    else:
+        takes = hasattr(router, "draw")  # a strategy
+    if not takes:
+        name = f"router {router!r}" if isinstance(router, str) else "a rule of your own"
+        raise ValueError(
+            f"top_k must be left at 1 with {name}, which does not use it, got {k}, since the model has {k} experts a "
+            "token: pass top_k=1 to swap_routers, which changes the model, or take a router for several experts, such "
+            "as 'topk', 'priced' or 'skip-iw'"
         )
 
 
@@ -249,6 +277,11 @@ def _other_losses(layer: FoundLayer) -> list[str]:
     """Returns what else the native gate has no place for."""
     assert isinstance(layer.gate, RoutedGate)
     router, lost = layer.gate.router, list[str]()
+    if router.traits.top_k != layer.top_k:
+        lost.append(
+            f"their K of {router.traits.top_k}, which was given as top_k: the model goes back to "
+            f"num_experts_per_tok={layer.top_k} experts a token and computes something else"
+        )
     if not router.traits.gated:
         lost.append("factors of 1/K: native gates multiply outputs by their scores; loss='gating' trains for that")
     if any(True for _ in router.parameters()):

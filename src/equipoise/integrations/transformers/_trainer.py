@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_pt_utils import nested_gather
 
 from equipoise.integrations.transformers._checkpoint import load_renamed, load_router_states, router_states
 from equipoise.integrations.transformers._layer import ROUTER, routed_blocks
@@ -37,7 +38,8 @@ class RoutedTrainerMixin(_Base):
     - The loss of a training batch is that of a `Surrogate`: the cross-entropy of each token, the score-function terms
       and balance losses of all layers. With N tokens in all batches of an optimiser step (gradient accumulation,
       several devices), every batch is divided by N, as the Trainer does. Label smoothing is part of each token's loss.
-    - After the optimiser step, routers update what is not learnt by gradient: prices, biases, schedules.
+    - After the optimiser step, routers update what is not learnt by gradient: prices, biases, schedules. They move once
+      for each batch of the step; with gradient accumulation, divide the rate of `loss-free` by the number of batches.
     - What the Trainer logs holds, by layer, the load violation (MaxVio), the fraction dropped, the effective sample
       size and the router's entropy, of the last batch, under `routing/<layer>/<name>`.
     - Checkpoints hold the routers' state and the baseline, so that an interrupted run continues with the same losses.
@@ -65,6 +67,8 @@ class RoutedTrainerMixin(_Base):
         self.surrogate = Surrogate() if surrogate is None else surrogate
         self._routed: list[Routings] = []
         self._last: Routings | None = None
+        self._parts: dict[str, Tensor] = {}
+        self._steps = 0
         _check_routed(self.model)
         _check_loss(self.compute_loss_func, getattr(self.model, "config", None))
         self.add_callback(_UpdateRouters(self))
@@ -99,13 +103,19 @@ class RoutedTrainerMixin(_Base):
             outputs: Any = model(**given)
         losses, counts = token_losses(outputs.logits, labels, self.args.label_smoothing_factor)
         counted = counted_rows(counts.reshape(-1), routings)
-        loss: Tensor = self.surrogate(losses, routings, mask=counts, targets=labels if reads else None)
+        parts = self.surrogate.parts(losses, routings, mask=counts, targets=labels if reads else None)
+        loss, task, balance = parts.loss, parts.task, parts.balance
         self.loss_is_scaled_for_ga = num_items_in_batch is not None
         if num_items_in_batch is not None:
             own = counts.numel() if counted is None else counted.sum()
-            loss = loss * own / num_items_in_batch
-            if self.args.average_tokens_across_devices:
-                loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+            processes = self.accelerator.num_processes // self.get_tp_size()
+            many = processes if self.args.average_tokens_across_devices else 1
+            loss, task, balance = (x * own / num_items_in_batch * many for x in (loss, task, balance))
+            batches = 1
+        else:
+            batches = self.current_gradient_accumulation_steps  # by which the Trainer divides the loss itself
+        for name, x in (("task_loss", task), ("balance_loss", balance)):
+            self._parts[name] = self._parts.get(name, 0.0) + x / batches
         self._routed.append(routings)
         return (loss, outputs) if return_outputs else loss
 
@@ -115,10 +125,16 @@ class RoutedTrainerMixin(_Base):
             routings.update()
         if self._routed:
             self._last = self._routed[-1]
+        self._steps += 1
         self._routed.clear()
 
+    def forget_parts(self) -> None:
+        """Begins the means of the loss's parts anew, at the start and after each log."""
+        self._parts.clear()
+        self._steps = 0
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Logs, with the telemetry of the last batch beside the training loss.
+        """Logs, with the parts of the training loss and the telemetry of the last batch beside it.
 
         Args:
             logs: what the Trainer logs.
@@ -126,6 +142,10 @@ class RoutedTrainerMixin(_Base):
             kwargs: as the Trainer's.
         """
         if "loss" in logs and self._last is not None:
+            for name, total in self._parts.items():  # as the Trainer's own: over all processes, by the steps since
+                gathered: Any = nested_gather(total, self.args.parallel_mode)
+                logs[name] = gathered.mean().item() / max(self._steps, 1)
+            self.forget_parts()
             logs.update(_telemetry(self._last))
         super().log(logs, *args, **kwargs)
 
@@ -204,10 +224,14 @@ class RoutedTrainer(RoutedTrainerMixin, Trainer):
 
 
 class _UpdateRouters(TrainerCallback):
-    """Calls `update_routers` after every step of the optimiser."""
+    """Calls `update_routers` after every step of the optimiser, and `forget_parts` at the start."""
 
     def __init__(self, trainer: RoutedTrainerMixin) -> None:
         self._trainer = trainer
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Runs when training starts or goes on."""
+        self._trainer.forget_parts()
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Runs after the optimiser has stepped."""
