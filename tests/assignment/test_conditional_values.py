@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.assignment import _conditional, detour_costs
+from equipoise.assignment import _conditional
 from equipoise.assignment._conditional import conditional_values
 from equipoise.ops import draw_gumbel
 from support.methods import EXACT

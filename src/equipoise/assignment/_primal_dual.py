@@ -44,8 +44,10 @@ SMALL_ROWS = 128
 BLOCK_ROWS = 8192
 # Over all rows prices move far at one mu, so candidates that trail by so many mu stay.
 FAR = 30.0
+# With more contested rows than this part of all, a wider radius would only repeat the chains.
+NEARLY_ALL = 0.9
 # Passes over the matrix after which every expert becomes a candidate of every row.
-MOST_PASSES = 6
+MOST_PASSES = 16
 
 
 class Contested(NamedTuple):
@@ -193,6 +195,8 @@ class _Problem:
             if ended in (_newton.FAILED, _solve.STUCK) and not over_all:
                 radius, over_all = self._descend_over_all(), True
             elif not 0 < radius.max() < np.inf:
+                break
+            elif ended == _solve.MISSED and len(contested.rows) > NEARLY_ALL * len(self.scores):
                 break
         return self._solve_listed()
 

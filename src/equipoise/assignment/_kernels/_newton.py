@@ -25,7 +25,7 @@ REACHED, TIED, FAILED = 0, 1, 2
 # So many times in a row less smoothing changes nothing.
 MOST_TIED = 5
 # Newton steps in all, and at one mu.
-MOST_STEPS, MOST_STAYS = 100, 24
+MOST_STEPS, MOST_STAYS = 200, 24
 
 
 @jit
@@ -326,7 +326,6 @@ def descend(
         if (length > STEP / 2 and wrong > 0.25 * goal) or wrong > 0.1 * wanted:
             if stays < MOST_STAYS:
                 continue
-            break
         before = first[need.shape[0]]
         following = mu / 4 if stays == 1 else mu / 2
         # Prices follow a smooth path as mu falls; at first there is one point of it, and the factor is 0.
