@@ -194,9 +194,9 @@ class _Problem:
                 return value, gap
             if ended in (_newton.FAILED, _solve.STUCK) and not over_all:
                 radius, over_all = self._descend_over_all(), True
-            elif not 0 < radius.max() < np.inf:
-                break
-            elif ended == _solve.MISSED and len(contested.rows) > NEARLY_ALL * len(self.scores):
+                continue
+            no_wider = ended == _solve.MISSED and len(contested.rows) > NEARLY_ALL * len(self.scores)
+            if no_wider or not 0 < radius.max() < np.inf:
                 break
         return self._solve_listed()
 

@@ -323,9 +323,9 @@ def descend(
         for j in range(k):
             prices[j] += step[j]
             slope += (demand[j] - target[j]) * step[j]
-        if (length > STEP / 2 and wrong > 0.25 * goal) or wrong > 0.1 * wanted:
-            if stays < MOST_STAYS:
-                continue
+        unsettled = (length > STEP / 2 and wrong > 0.25 * goal) or wrong > 0.1 * wanted
+        if unsettled and stays < MOST_STAYS:
+            continue
         before = first[need.shape[0]]
         following = mu / 4 if stays == 1 else mu / 2
         # Prices follow a smooth path as mu falls; at first there is one point of it, and the factor is 0.
