@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.assignment import _auction
 from equipoise.assignment._auction import auction_assign
-from equipoise.assignment._certificate import certificate
+from equipoise.assignment._proof import certify
 from equipoise.ops import draw_gumbel
 
 INF = float("inf")
@@ -27,7 +27,7 @@ def check_result(
     """Feasible, and prices by the convention; returns value and gap."""
     k = scores.shape[-1]
     rows = torch.ones(z.shape, dtype=torch.bool) if mask is None else mask
-    counts, value, gap = certificate(scores, z, prices, capacity, mask)
+    _, _, counts, value, _, _, gap = certify(scores, z, prices, capacity, mask)
     assert z.dtype == torch.int64
     assert prices.dtype == torch.float64
     assert bool((z[rows] < k).all())

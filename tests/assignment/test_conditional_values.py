@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.assignment import _conditional
-from equipoise.assignment._conditional import conditional_values
+from equipoise.assignment import detour_costs
+from equipoise.assignment._conditional import add_detours, conditional_values, detours_from_costs
+from equipoise.assignment._move_cost import move_cost
 from equipoise.ops import draw_gumbel
 from support.methods import EXACT
 
@@ -168,17 +169,19 @@ def test_scores_must_be_those_that_were_assigned(generator: torch.Generator) -> 
         conditional_values(-scores, a)
 
 
-def test_the_operator_passes_opcheck(generator: torch.Generator) -> None:
+def test_the_operators_pass_opcheck(generator: torch.Generator) -> None:
     scores = draw_gumbel([2, 6, 3], generator=generator)
     a = eq.assign(scores, method="cycle-cancelling")
-    found = torch.library.opcheck(
-        torch.ops.equipoise.conditional_values.default,
-        (scores, a.z, a.counts, a.capacity, a.mask, a.value, a.prices, a.gap),
-    )
-    assert set(found.values()) == {"SUCCESS"}
+    operators = torch.ops.equipoise
+    checks = [
+        (operators.detour_costs.default, (scores, a.z, a.counts, a.capacity, a.value, a.prices, a.gap)),
+        (operators.conditional_values.default, (scores, a.z, a.mask, a.value, detour_costs(scores, a))),
+    ]
+    for operator, arguments in checks:
+        assert set(torch.library.opcheck(operator, arguments).values()) == {"SUCCESS"}
 
 
-def test_the_kernel_equals_its_twin_in_torch(random_problem: Callable) -> None:
+def test_the_kernels_equal_their_twins_in_torch(random_problem: Callable) -> None:
     checked = 0
     for seed in range(200):
         scores, capacity, mask = random_problem(seed)
@@ -186,8 +189,10 @@ def test_the_kernel_equals_its_twin_in_torch(random_problem: Callable) -> None:
             a = eq.assign(scores, capacity, mask=mask)
         except ValueError:
             continue
-        parts = (a.z, a.counts, a.capacity, a.mask, a.prices)
-        twin = _conditional._with_torch(scores[None], a.value[None], *(x[None] for x in parts))[0]
-        torch.testing.assert_close(conditional_values(scores, a), twin, rtol=1e-12, atol=1e-12)
+        wide = scores.double().where(a.mask.unsqueeze(-1), 0.0)[None]
+        twin = detours_from_costs(move_cost(wide, a.z[None], a.capacity[None], a.counts[None]), a.prices[None])[0]
+        torch.testing.assert_close(detour_costs(scores, a), twin, rtol=1e-12, atol=1e-12)
+        values = add_detours(*(x[None] for x in (scores, a.z, a.mask, a.value, detour_costs(scores, a))))[0]
+        torch.testing.assert_close(conditional_values(scores, a), values, rtol=1e-12, atol=1e-12)
         checked += 1
     assert checked >= 100

@@ -24,10 +24,10 @@ from equipoise._core import (
 from equipoise._core._operators import operator
 from equipoise.assignment._assignment import Assignment
 from equipoise.assignment._auction import auction_assign
-from equipoise.assignment._certificate import certificate
 from equipoise.assignment._checks import check_prices, check_top_k
 from equipoise.assignment._cycle_cancelling import cycle_cancelling
 from equipoise.assignment._infeasible import check_start
+from equipoise.assignment._proof import certify
 from equipoise.assignment._range import Solved, Solver, solve_in_range
 from equipoise.assignment._settle import settle_in_torch
 
@@ -252,15 +252,15 @@ def _solve_in_torch(
     flat_mask = None if mask is None else mask.reshape(problems, n)
     flat_prices = None if prices is None else prices.reshape(problems, k).double()
     z, final_prices = solver(flat, flat_capacity, flat_mask, flat_prices)
-    counts, value, gap = certificate(flat, z, final_prices, flat_capacity, flat_mask)
+    proof = certify(flat, z, final_prices, flat_capacity, flat_mask)
     return (
         z.reshape(*batch, n, 1),
-        counts.reshape(*batch, k),
+        proof.counts.reshape(*batch, k),
         capacity.clone(),
         scores.new_ones([*batch, n], dtype=torch.bool) if mask is None else mask.clone(),
-        value.reshape(batch),
-        final_prices.reshape(*batch, k),
-        gap.reshape(batch),
+        proof.value.reshape(batch),
+        proof.prices.reshape(*batch, k),
+        proof.gap.reshape(batch),
     )
 
 

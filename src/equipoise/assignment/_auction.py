@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise.assignment._certificate import certificate
 from equipoise.assignment._checks import check_scores
 from equipoise.assignment._completion import complete
 from equipoise.assignment._move_cost import move_cost, relax_prices
+from equipoise.assignment._proof import certify
 from equipoise.ops import count_groups, rank_within_groups
 
 # BASE layers stop bidding in earnest after as many rounds. With the increment below, Gumbel-perturbed scores are
@@ -173,24 +173,11 @@ def _certified_prices(
     scores = scores.masked_fill(~rows.unsqueeze(-1), 0.0)
     counts = count_groups(z, scores.shape[-1] + 1)[:, :-1]
     fitted = relax_prices(move_cost(scores, z, capacity, counts), prices)
-    gaps: list[Tensor] = []
-    choices: list[Tensor] = []
-    for candidate in (prices, fitted):
-        conventional = _conventional_prices(scores, candidate, counts, capacity, rows)
-        choices.append(conventional)
-        gaps.append(certificate(scores, z, conventional, capacity, rows)[2])
-    return torch.where((gaps[0] < gaps[1]).unsqueeze(-1), choices[0], choices[1])
+    bids, fit = (certify(scores, z, _at_rest(p, counts, capacity), capacity, rows) for p in (prices, fitted))
+    return torch.where((bids.gap < fit.gap).unsqueeze(-1), bids.prices, fit.prices)
 
 
-def _conventional_prices(
-    scores: Tensor, prices: Tensor, counts: Tensor, capacity: Tensor, rows: Tensor
-) -> Float[Tensor, "b k"]:
-    """Brings prices to the convention: 0 where there is a free slot, else the least is 0, and none below."""
-    free, closed = counts < capacity, capacity == 0
-    least = prices.masked_fill(closed, torch.inf).amin(-1, keepdim=True)
-    least = least.where(least < torch.inf, 0.0)
-    prices = (prices - least).masked_fill(free, 0.0)
-    # A price multiplies a capacity of 0 in the dual, so it costs nothing to set it where no row prefers the expert.
-    best = (scores - prices.unsqueeze(1)).masked_fill(closed.unsqueeze(1), -torch.inf).amax(-1, keepdim=True)
-    prohibitive = (scores - best).where(rows.unsqueeze(-1), -torch.inf).amax(1).clamp(min=0)
-    return prohibitive.where(closed, prices)
+def _at_rest(prices: Tensor, counts: Tensor, capacity: Tensor) -> Float[Tensor, "b k"]:
+    """Brings prices to the convention: 0 where there is a free slot, else the least is 0; closed experts aside."""
+    least = prices.masked_fill(capacity == 0, torch.inf).amin(-1, keepdim=True)
+    return (prices - least.where(least < torch.inf, 0.0)).masked_fill(counts < capacity, 0.0)

@@ -73,9 +73,9 @@ def conditional_values(scores: Float[Tensor, "*batch n k"], assignment: Assignme
         Kool, Maddison, Mnih, Unbiased gradient estimation with balanced assignments for mixtures of experts (2021),
         appendix D.3 and D.4.
     """
-    _check_fits(scores, assignment)
+    detour = detour_costs(scores, assignment)
     a = assignment
-    return torch.ops.equipoise.conditional_values(scores, a.z, a.counts, a.capacity, a.mask, a.value, a.prices, a.gap)
+    return torch.ops.equipoise.conditional_values(scores, a.z, a.mask, a.value, detour)
 
 
 @torch.no_grad()
@@ -115,6 +115,16 @@ def detour_costs(scores: Float[Tensor, "*batch n k"], assignment: Assignment) ->
 def detours_from_costs(cost: Float[Tensor, "b k k"], prices: Float[Tensor, "b k"]) -> Float[Tensor, "b k k"]:
     """Computes `detour_costs` from the move costs of an optimal assignment, wherever its rows are.
 
+    The shortest paths are searched over reduced costs d_jj' - p_j + p_j', which makes them differ by p_j - p_j'. At an
+    optimum, and at relaxed prices, no row of j prefers j', so reduced costs are >= 0 but for rounding; what is below 0
+    is set to 0. (Without an optimum it is the gap at most, which was checked.) This makes path costs too high rather
+    than too low, by rounding error. Without it, where rows are tied and cycles cost zero, rounding errors are negative
+    cycles, and Floyd-Warshall may double them k times.
+
+    Why the path of row i itself never is a problem: the path from j to z_i ends at z_i, so it uses moves out of other
+    experts only, and row i is at z_i. It neither moves twice nor does its absence change a move cost on the path. For
+    j = z_i the path is empty. A path through an expert of capacity 0 does not exist, as nothing leads out of one.
+
     Args:
         cost: from `move_cost`; where rows are in several places, the least of their move costs.
         prices: of the assignment.
@@ -123,7 +133,7 @@ def detours_from_costs(cost: Float[Tensor, "b k k"], prices: Float[Tensor, "b k"
         The shortest paths d*, float64.
     """
     p = relax_prices(cost, prices).unsqueeze(1)
-    return _reduced_path_cost(cost, p) + p.mT - p
+    return floyd_warshall((cost - p.mT + p).clamp(min=0)).cost + p.mT - p
 
 
 def _check_fits(scores: Tensor, a: Assignment) -> None:
@@ -148,17 +158,12 @@ def _detour_costs_op(
     _check_optimal(flat, value.reshape(b), gap.reshape(b))
     z, counts, capacity, prices = z.reshape(b, n), counts.reshape(b, k), capacity.reshape(b, k), prices.reshape(b, k)
     if scores.device.type == "cpu":
-        out = _detours_with_kernel(flat, z, counts, capacity, prices)
+        from equipoise.assignment._kernels._detours import detour_batch
+
+        out = _run_kernel(detour_batch, (k, k), flat, z, capacity - counts, prices)
     else:
         out = detours_from_costs(move_cost(flat.double(), z, capacity, counts), prices)
     return out.reshape([*batch, k, k])
-
-
-def _detours_with_kernel(scores: Tensor, z: Tensor, counts: Tensor, capacity: Tensor, prices: Tensor) -> Tensor:
-    from equipoise.assignment._kernels._detours import detour_batch
-
-    k = scores.shape[-1]
-    return _run_kernel(detour_batch, (k, k), scores, z, capacity - counts, prices)
 
 
 def _run_kernel(kernel: Callable[..., None], size: tuple[int, int], scores: Tensor, *parts: Tensor) -> Tensor:
@@ -193,81 +198,35 @@ def _detour_costs_fake(
 
 
 @torch.library.custom_op("equipoise::conditional_values", mutates_args=())
-def _conditional_values_op(
-    scores: Tensor,
-    z: Tensor,
-    counts: Tensor,
-    capacity: Tensor,
-    mask: Tensor,
-    value: Tensor,
-    prices: Tensor,
-    gap: Tensor,
-) -> Tensor:
+def _conditional_values_op(scores: Tensor, z: Tensor, mask: Tensor, value: Tensor, detour: Tensor) -> Tensor:
     *batch, n, k = scores.shape
     b = math.prod(batch)
-    flat = scores.reshape(b, n, k)
-    value, gap = value.reshape(b), gap.reshape(b)
-    _check_optimal(flat, value, gap)
-    _check_value(flat, z.reshape(b, n), value)
-    solve = _with_kernel if scores.device.type == "cpu" else _with_torch
-    parts = (z.reshape(b, n), counts.reshape(b, k), capacity.reshape(b, k), mask.reshape(b, n), prices.reshape(b, k))
-    return solve(flat, value, *parts).reshape(scores.shape)
+    flat, z, mask = scores.reshape(b, n, k), z.reshape(b, n), mask.reshape(b, n)
+    value, detour = value.reshape(b), detour.reshape(b, k, k)
+    _check_value(flat, z, value)
+    if scores.device.type == "cpu":
+        from equipoise.assignment._kernels._detours import conditional_batch
+
+        return _run_kernel(conditional_batch, (n, k), flat, z, mask, value, detour).reshape(scores.shape)
+    return add_detours(flat, z, mask, value, detour).reshape(scores.shape)
 
 
-def _with_kernel(
-    scores: Tensor, value: Tensor, z: Tensor, counts: Tensor, capacity: Tensor, mask: Tensor, prices: Tensor
-) -> Tensor:
-    from equipoise.assignment._kernels._detours import conditional_batch
-
-    n, k = scores.shape[1:]
-    return _run_kernel(conditional_batch, (n, k), scores, z, capacity - counts, mask, value, prices)
-
-
-def _with_torch(
-    scores: Tensor, value: Tensor, z: Tensor, counts: Tensor, capacity: Tensor, mask: Tensor, prices: Tensor
-) -> Tensor:
-    """Computes them on any device, all problems at once."""
-    b, n, k = scores.shape
-    flat = scores.double()
-    cost = move_cost(flat, z, capacity, counts)
-    prices = relax_prices(cost, prices).unsqueeze(1)
-    detour = _reduced_path_cost(cost, prices)
-    # App. D.3 in reduced scores: d*_jz = detour_jz + p_j - p_z, and the prices join the scores.
-    offer = flat - prices
-    taken = z.clamp(max=k - 1).unsqueeze(-1)
-    mend = detour.mT.gather(1, taken.expand(b, n, k))
-    conditional = value[:, None, None] + (offer - offer.gather(-1, taken)) - mend
-    return conditional.where(mask.unsqueeze(-1), 0.0)
+def add_detours(scores: Tensor, z: Tensor, mask: Tensor, value: Tensor, detour: Tensor) -> Float[Tensor, "b n k"]:
+    """Computes `conditional_values` from `detour_costs` on any device: what the kernel does on the CPU."""
+    wide, own = scores.double(), z.clamp(max=scores.shape[-1] - 1).unsqueeze(-1)
+    change = wide - wide.gather(-1, own) - detour.mT.gather(1, own.expand_as(scores))
+    return (value[:, None, None] + change.clamp_max(0.0)).where(mask.unsqueeze(-1), 0.0)
 
 
 @_conditional_values_op.register_fake
 def _conditional_values_fake(
     scores: Tensor,
     z: Tensor,  # pyright: ignore[reportUnusedParameter]
-    counts: Tensor,  # pyright: ignore[reportUnusedParameter]
-    capacity: Tensor,  # pyright: ignore[reportUnusedParameter]
     mask: Tensor,  # pyright: ignore[reportUnusedParameter]
     value: Tensor,  # pyright: ignore[reportUnusedParameter]
-    prices: Tensor,  # pyright: ignore[reportUnusedParameter]
-    gap: Tensor,  # pyright: ignore[reportUnusedParameter]
+    detour: Tensor,  # pyright: ignore[reportUnusedParameter]
 ) -> Tensor:
     return torch.empty_like(scores, dtype=torch.float64, memory_format=torch.contiguous_format)
-
-
-def _reduced_path_cost(cost: Float[Tensor, "b k k"], prices: Float[Tensor, "b 1 k"]) -> Float[Tensor, "b k k"]:
-    """Computes shortest paths over the reduced costs d_jj' - p_j + p_j', which differ from d* by p_j - p_j'.
-
-    At an optimum, and at relaxed prices, no row of j prefers j', so reduced costs are >= 0 but for rounding; what is
-    below 0 is set to 0. (Without an optimum it is the gap at most, which was checked.) This makes path costs too high
-    rather than too low, by rounding error. Without it, where rows are tied and cycles cost zero, rounding errors are
-    negative cycles, and Floyd-Warshall may double them k times.
-
-    Why the path of row i itself never is a problem: the path from j to z_i ends at z_i, so it uses moves out of other
-    experts only, and row i is at z_i. It neither moves twice nor does its absence change a move cost on the path. For
-    j = z_i the path is empty. A path through an expert of capacity 0 does not exist, as nothing leads out of one.
-    """
-    reduced = (cost - prices.mT + prices).clamp(min=0)
-    return floyd_warshall(reduced).cost
 
 
 def _check_optimal(scores: Tensor, value: Tensor, gap: Tensor) -> None:

@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equipoise.assignment._auction import auction_start
-from equipoise.assignment._certificate import certificate
 from equipoise.assignment._move_cost import move_cost, rank_movers, relax_prices
+from equipoise.assignment._proof import certify
 from equipoise.ops import count_groups, negative_cycles
 
 # Each pass shrinks the unit by about 1e-14, so four reach from the largest float32 to the smallest that matters beside
@@ -210,12 +210,11 @@ def _refine(
     """Solves again, in finer units, the problems whose gap the grid left above rounding error.
 
     A pair (i, j) at which row i would lose more than the gap, max_j' (s_ij' - p_j') - (s_ij - p_j) > gap, is in no
-    better
-    assignment: its value would be farther below the dual value than the present one. Without those pairs the scores of
-    a row differ by no more than prices do and the gap, and that is the scale of the finer grid.
+    better assignment: its value would be farther below the dual value than the present one. Without those pairs the
+    scores of a row differ by no more than prices do and the gap, and that is the scale of the finer grid.
     """
     for _ in range(_MAX_PASSES):
-        _, _, gap = certificate(scores, z, prices, capacity, rows)
+        gap = certify(scores, z, prices, capacity, rows).gap
         expert = z.clamp(max=scores.shape[-1] - 1).unsqueeze(-1)
         # Rows that are masked have scores of 0 here, and add at most a price to the magnitude.
         terms = scores.gather(-1, expert).squeeze(-1).abs() + prices.gather(-1, expert.squeeze(-1))

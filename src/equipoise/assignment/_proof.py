@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise.assignment._exchange import Exchange
+from equipoise.assignment._exchange import Alone, Exchange
 from equipoise.assignment._price_steps import count_experts
 
 # Entries of the matrix that are turned into float64 at once.
@@ -53,7 +53,9 @@ def prove(
         \sum_i \left[\text{sum of the } K \text{ largest } (s_{ij} - p_j) - \sum_{j \in z_i} (s_{ij} - p_j)\right]
         + \sum_j (c_j - n_j) p_j.
 
-    Each term is >= 0, and exactly 0 where it is 0: both sets of offers are in order when they are subtracted.
+    By weak duality no assignment is better than this one by more than the gap, whatever the prices. Value and dual
+    value are sums over all rows, nearly equal at an optimum, and their difference would be rounding error. Written like
+    this, each term is >= 0, and exactly 0 where it is 0: both sets of offers are in order when they are subtracted.
 
     Args:
         scores: -inf forbids a pair; finite for masked rows.
@@ -79,6 +81,18 @@ def prove(
     counts, value, total = sums[:, :k].long(), sums[:, k], sums[:, k + 1]
     gap = total + ((capacity - counts) * prices).sum(-1)
     return Proof(z, missed, counts, value, largest[:, k], prices, gap)
+
+
+def certify(
+    scores: Float[Tensor, "b n k"],
+    z: Int[Tensor, "b n"],
+    prices: Float[Tensor, "b k"],
+    capacity: Int[Tensor, "b k"],
+    mask: Bool[Tensor, "b n"] | None,
+) -> Proof:
+    """Proves an assignment of one expert a row, of rows that are all in one place; z is anything for masked rows."""
+    experts = z.clamp(max=scores.shape[-1] - 1).unsqueeze(-1)
+    return prove(scores, mask, experts, prices.double(), capacity, Alone())
 
 
 class _Block(NamedTuple):

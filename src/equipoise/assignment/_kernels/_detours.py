@@ -16,44 +16,44 @@ Flags = NDArray[np.bool_]
 
 @jit
 def conditional_batch(
-    scores: Scores,
-    z: Counts,
-    free: Counts,
-    mask: Flags,
-    value: Floats,
-    prices: Floats,
-    start: int,
-    stop: int,
-    out: Floats,
+    scores: Scores, z: Counts, mask: Flags, value: Floats, detour: Floats, start: int, stop: int, out: Floats
 ) -> None:
-    """Writes the best value given z_i = j for problems `start` to `stop`; `free` counts each expert's free slots."""
-    k = scores.shape[2]
-    cost, p = np.empty((k, k)), np.empty(k)
+    """Writes the best value given z_i = j for problems `start` to `stop`, from the detours of each."""
     for b in range(start, stop):
-        _reduced_detours(scores[b], z[b], free[b], prices[b], cost, p)
-        _fill(scores[b], z[b], mask[b], value[b], p, cost, out[b])
+        _gather(scores[b], z[b], mask[b], value[b], detour[b].T.copy(), out[b])
+
+
+@jit_vector
+def _gather(scores: Scores, z: Counts, mask: Flags, value: float, mend: Floats, out: Floats) -> None:
+    """v* + min(0, s_ij - s_iz - d*_jz): what is above 0 is rounding error."""
+    n, k = scores.shape
+    for i in range(n):
+        if not mask[i]:
+            out[i] = 0.0
+            continue
+        j = z[i]
+        own = np.float64(scores[i, j])
+        for to in range(k):
+            out[i, to] = value + min(0.0, np.float64(scores[i, to]) - own - mend[j, to])
 
 
 @jit
 def detour_batch(scores: Scores, z: Counts, free: Counts, prices: Floats, start: int, stop: int, out: Floats) -> None:
-    """Writes the cost of taking a slot at j and giving one back at j' for problems `start` to `stop`."""
+    """Writes the cost of taking a slot at j and giving one back at j' for problems `start` to `stop`.
+
+    `free` counts each expert's free slots. The shortest paths are searched over costs that prices reduce.
+    """
     k = scores.shape[2]
     p = np.empty(k)
     for b in range(start, stop):
         cost = out[b]
-        _reduced_detours(scores[b], z[b], free[b], prices[b], cost, p)
+        _move_cost(scores[b], z[b], free[b], cost)
+        _relax(cost, prices[b], p)
+        _reduce(cost, p)
+        _shortest_paths(cost)
         for j in range(k):
             for to in range(k):
                 cost[j, to] += p[j] - p[to]
-
-
-@jit
-def _reduced_detours(scores: Scores, z: Counts, free: Counts, start: Floats, cost: Floats, p: Floats) -> None:
-    """Fills in shortest paths over reduced costs, and the prices they are reduced by."""
-    _move_cost(scores, z, free, cost)
-    _relax(cost, start, p)
-    _reduce(cost, p)
-    _shortest_paths(cost)
 
 
 @jit_vector
@@ -115,18 +115,3 @@ def _shortest_paths(cost: Floats) -> None:
 def _shorten(row: Floats, onward: Floats, reach: float) -> None:
     for j in range(row.shape[0]):
         row[j] = min(row[j], reach + onward[j])
-
-
-@jit
-def _fill(scores: Scores, z: Counts, mask: Flags, value: float, p: Floats, detour: Floats, out: Floats) -> None:
-    """v* - s_iz + s_ij - d*_jz, where d*_jz = detour_jz + p_j - p_z: the prices join the scores."""
-    n, k = scores.shape
-    mend = detour.T.copy()
-    for i in range(n):
-        if not mask[i]:
-            out[i] = 0.0
-            continue
-        j = z[i]
-        offer = np.float64(scores[i, j]) - p[j]
-        for to in range(k):
-            out[i, to] = value + ((np.float64(scores[i, to]) - p[to]) - offer) - mend[j, to]
