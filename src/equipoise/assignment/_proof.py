@@ -78,7 +78,7 @@ def prove(
     value = torch.stack([part.value for part in parts]).sum(0)
     sums = torch.cat([count_experts(z, mask, k), value.unsqueeze(-1), missed.sum(-1, keepdim=True)], -1)
     sums = exchange.reduce(sums)
-    counts, value, total = sums[:, :k].long(), sums[:, k], sums[:, k + 1]
+    counts, value, total = sums[:, :k].long(), sums[:, k].clone(), sums[:, k + 1]
     gap = total + ((capacity - counts) * prices).sum(-1)
     return Proof(z, missed, counts, value, largest[:, k], prices, gap)
 
