@@ -2,6 +2,7 @@
 """`warmup`: compile every kernel ahead of its first use."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -66,6 +67,7 @@ def _groups(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "small problems", lambda: assign(small)
     yield "large problems", lambda: _cold_and_warm(large)
     yield "hard problems", lambda: [_cold_and_warm(scores) for scores in _hard(normal)]
+    yield "problems without a solution", lambda: _without_room(large)
     yield "conditional values", lambda: _conditionals(small)
     yield "sampling", lambda: sample_gumbel_matching(small, normal(*_SMALL))
 
@@ -96,6 +98,14 @@ def _hard(normal: Callable[..., Tensor]) -> Iterator[Tensor]:
     forbidden = normal(n, k)
     forbidden[: n // 2, : k // 2] = -torch.inf
     yield forbidden
+
+
+def _without_room(scores: Tensor) -> None:
+    """The solver does everything it can before it says so."""
+    few = scores.clone()
+    few[:, few.shape[1] // 2 :] = -torch.inf
+    with suppress(ValueError):
+        assign(few)
 
 
 def _conditionals(scores: Tensor) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of the default solver, each by the property that it promises."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,8 @@ import torch
 from equipoise.assignment import _primal_dual
 from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _smoothing, _solve
 from support.families import FAMILIES, draw_scores
+
+Draw = Callable[[int, int, torch.Generator], torch.Tensor]
 
 N, K = 3000, 12
 
@@ -117,7 +121,7 @@ def test_flow_from_any_prices_ends_at_an_optimum(top_k: int, slack: float) -> No
     p = problem(scores, top_k, slack)
     for start in (np.zeros(6), np.arange(6.0), np.array([0.0, 0.0, 3.0, 0.0, 3.0, 1.0])):
         p.prices[:] = start
-        lists, _ = p._list_all(1)
+        lists, _ = p._list_all()
         held, inside = np.empty(len(lists.cols), np.bool_), np.empty(6, np.bool_)
         stuck, _ = _flow.exact_flow(*lists[1:], p.slots, p.prices, held, inside)
         assert stuck < 0
@@ -148,6 +152,27 @@ def test_usual_problems_take_one_pass_and_few_chains(seed: int, slack: float) ->
     p.solve(warm=False)
     assert passes(p) <= 2
     assert int(p.log[-1].split()[-2]) <= 256  # of 8192 rows
+
+
+def _saturated(n: int, k: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.sigmoid(3.0 * (torch.randn(n, k, generator=generator) + torch.randn(k, generator=generator)))
+
+
+def _many_clusters(n: int, k: int, generator: torch.Generator) -> torch.Tensor:
+    prototypes, member = torch.randn(32, k, generator=generator), torch.randint(32, (n,), generator=generator)
+    return prototypes[member] + 1e-4 * torch.randn(n, k, generator=generator)
+
+
+@pytest.mark.parametrize("draw", [_saturated, _many_clusters])
+@pytest.mark.parametrize(("n", "k", "top_k"), [(8192, 16, 1), (4096, 16, 4), (4096, 64, 4)])
+def test_prices_that_are_lost_are_looked_for_with_wider_lists(draw: Draw, n: int, k: int, top_k: int) -> None:
+    """Offers are nearly tied, so that prices move further than the first lists reach; yet chains stay few."""
+    for seed in range(3):
+        p = problem(draw(n, k, torch.Generator().manual_seed(seed)), top_k)
+        _, gap = p.solve(warm=False)
+        assert gap < 1e-9 * n
+        assert passes(p) <= 8, p.log
+        assert sum(int(line.split()[-2]) for line in p.log if line.endswith("chains")) <= n / 8, p.log
 
 
 @pytest.mark.parametrize("top_k", [1, 4])

@@ -18,6 +18,10 @@ def _gumbel(n: int, k: int, g: Generator) -> Tensor:
     return _logits(n, k, g) - torch.empty(n, k).exponential_(generator=g).log()
 
 
+def _popular(n: int, k: int, g: Generator) -> Tensor:
+    return _gumbel(n, k, g) + _logits(1, k, g)
+
+
 def _favourite(n: int, k: int, g: Generator) -> Tensor:
     return _gumbel(n, k, g) + 10.0 * (torch.arange(k) == 0)
 
@@ -47,7 +51,8 @@ def _forbidden(n: int, k: int, g: Generator) -> Tensor:
 FAMILIES: dict[str, Callable[[int, int, Generator], Tensor]] = {
     "gumbel": _gumbel,
     "logits": _logits,
-    "sharp": lambda n, k, g: 8.0 * _logits(n, k, g),
+    "popular": _popular,
+    "saturated": lambda n, k, g: torch.sigmoid(4.0 * (_logits(n, k, g) + _logits(1, k, g))),
     "favourite": _favourite,
     "clustered": _clustered,
     "identical": lambda n, k, g: _logits(1, k, g).repeat(n, 1),

@@ -11,10 +11,10 @@ The order of work for one large problem, each part a compiled kernel (`_kernels`
    (`_flow.py`): of the few rows that Newton steps left, and of all contested rows if that does not end in a proof.
 4. Prove (`_books.py`). No settled row has a better offer if its lead covers the difference of the final prices; the
    least lead for each pair of experts was noted in the pass. Contested rows are read once more. If a row has a better
-   offer, step 2 is repeated at the prices found, with a larger radius.
+   offer, step 2 is repeated at the prices of the Newton steps, with a larger radius.
 
-Where rows come in clusters or scores have a low rank, a sample tells too little. Then Newton's method starts over,
-from much smoothing to little: on the sample with all experts, then on all rows with the experts that are still near.
+Where rows come in clusters, scores have a low rank or sigmoids saturate, prices move further than candidates were
+listed for. Then the same is done again with a larger radius. The last resort is chains of moves with all candidates.
 
 Problems of few rows go to step 3 at once, with every expert a candidate of every row. `docs/assignment.md` has the
 derivation. Legend: b problems, n rows, k experts, K experts a row, m contested rows.
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
 from equipoise.assignment._infeasible import check_start, illegal_scores, no_room
-from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _small, _smoothing, _solve, _start
+from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _small, _solve, _start
 
 Matrix = NDArray[np.floating[Any]]
 Floats = NDArray[np.float64]
@@ -42,8 +42,6 @@ Flags = NDArray[np.bool_]
 SMALL_ROWS = 128
 # Rows that one thread reads at a time; results do not depend on it.
 BLOCK_ROWS = 8192
-# Over all rows prices move far at one mu, so candidates that trail by so many mu stay.
-FAR = 30.0
 # With more contested rows than this part of all, a wider radius would only repeat the chains.
 NEARLY_ALL = 0.9
 # Passes over the matrix after which every expert becomes a candidate of every row.
@@ -183,21 +181,21 @@ class _Problem:
 
     def _solve(self, warm: bool) -> tuple[float, float]:
         radius, status = self._start(warm)
-        over_all = status == _newton.FAILED
-        if over_all:
-            radius = self._descend_over_all()
+        start, ended = self.prices.copy(), status
         for _ in range(MOST_PASSES):
+            mu = 0.0
+            if status != _newton.TIED:  # of tied rows smoothing would tell nothing more
+                usual = _start.median(radius.copy())
+                radius, mu = np.maximum(radius, usual), _start.FIRST_MU * usual
             contested, settled = self._collect(radius)
-            mu = _start.FIRST_MU * radius.mean() if status == _newton.REACHED and not over_all else 0.0
             ended, value, gap = self._solve_contested(contested, settled, mu, radius)
             if ended == _solve.PROVED:
                 return value, gap
-            if ended in (_newton.FAILED, _solve.STUCK) and not over_all:
-                radius, over_all = self._descend_over_all(), True
-                continue
             no_wider = ended == _solve.MISSED and len(contested.rows) > NEARLY_ALL * len(self.scores)
             if no_wider or not 0 < radius.max() < np.inf:
                 break
+        if ended == _newton.LOST:
+            self.prices[:] = start
         return self._solve_listed()
 
     def _solve_contested(
@@ -225,46 +223,6 @@ class _Problem:
             raise OverflowError  # rows are legal, but scores less prices are not finite
         self.log.append(f"start from {('equal', 'given', 'sampled')[origin]} prices: {status}")
         return radius, status
-
-    def _descend_over_all(self) -> Floats:
-        """Finds prices with all experts that are near as candidates, from much smoothing to little; hardly fails.
-
-        At much smoothing a sample tells as much as all rows, and those would have nearly all experts as candidates.
-        """
-        n, k = self.scores.shape
-        self.prices[:] = np.where(self.capacity == 0, np.inf, 0.0)
-        mu, stride = _start.spread(self.scores, self.mask, self.prices, self.top_k) / 2, _start.first_stride(n, k)
-        _smoothing.open_with_sinkhorn(
-            self.scores, self.mask, stride, self.top_k, self.target / stride, self.free / stride, self.prices, mu
-        )
-        radius, least = np.empty(k), 2.5e-7 * mu
-        mu, _ = self._descend(*self._list_all(stride), stride, mu / 4, mu / 16, radius)
-        radius[:] = FAR * mu / 2
-        mu, status = self._descend(*self._collect(radius), 1, mu, least, radius)
-        self.prices -= self.prices.min()
-        self.log.append(f"newton over all rows: {status}, mu {mu:.3g}")
-        return radius
-
-    def _descend(
-        self, lists: Contested, settled: Settled, stride: int, mu: float, least: float, radius: Floats
-    ) -> tuple[float, int]:
-        """Newton steps on every `stride`-th row from a width of mu to the least; returns the last, and how it ended."""
-        k, deviation = len(self.prices), np.empty(len(self.prices))
-        status, mu, _ = _newton.descend(
-            *lists,
-            settled.counts.astype(np.float64),
-            self.target / stride,
-            self.free / stride,
-            self.prices,
-            mu,
-            least,
-            k / 2,
-            FAR,
-            deviation,
-            self.z,
-        )
-        _start.radius_of(deviation, 1.0, status, mu, radius)
-        return mu, status
 
     def _collect(self, radius: Floats) -> tuple[Contested, Settled]:
         """Tells settled rows from contested ones, which have the experts within the radius as candidates."""
@@ -305,17 +263,16 @@ class _Problem:
                 raise OverflowError  # the row is legal, but scores less prices are not finite
         return _join([part[0] for part in parts]), _add([part[1] for part in parts])
 
-    def _list_all(self, stride: int) -> tuple[Contested, Settled]:
-        """Makes every expert a candidate of every row, or of every `stride`-th."""
-        scores, mask = np.ascontiguousarray(self.scores[::stride]), np.ascontiguousarray(self.mask[::stride])
-        n, k = scores.shape
+    def _list_all(self) -> tuple[Contested, Settled]:
+        """Makes every expert a candidate of every row."""
+        scores, mask, (n, k) = self.scores, self.mask, self.scores.shape
         self.prices[self.capacity == 0] = np.inf
         rows, need, first = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n + 1, np.int64)
         cols, vals = np.empty(n * k, np.int32), np.empty(n * k, scores.dtype)
         self.z[:] = -1
         m, illegal = _contested.all_candidates(scores, mask, self.capacity, self.top_k, rows, need, first, cols, vals)
         if illegal >= 0:
-            raise illegal_scores(self.scores, self.capacity, self.top_k, illegal * stride, self.index)
+            raise illegal_scores(self.scores, self.capacity, self.top_k, illegal, self.index)
         nothing = Settled(np.zeros(k, np.int64), np.full((k, k), np.inf, scores.dtype))
         return Contested(rows[:m], need[:m], first[: m + 1], cols[: first[m]], vals[: first[m]]), nothing
 
@@ -326,7 +283,7 @@ class _Problem:
 
     def _solve_listed(self) -> tuple[float, float]:
         """Chains alone, with all candidates: the last resort. Returns the value and what rows miss."""
-        lists, _ = self._list_all(1)
+        lists, _ = self._list_all()
         held, inside = np.empty(len(lists.cols), np.bool_), np.empty(len(self.prices), np.bool_)
         stuck, chains = _flow.exact_flow(*lists[1:], self.slots, self.prices, held, inside)
         self.log.append(f"all rows: {chains} chains")

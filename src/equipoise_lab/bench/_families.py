@@ -68,6 +68,10 @@ FAMILIES: Mapping[str, Family] = {
     "logits": _logits,
     # Logits of standard deviation 8: prices move far from zero.
     "sharp": lambda n, k, generator: 8.0 * _logits(n, k, generator),
+    # Sigmoids of large logits, as routers that train for long give: near 1 many experts are nearly tied.
+    "saturated": lambda n, k, generator: torch.sigmoid(
+        3.0 * (_logits(n, k, generator) + torch.randn(k, generator=generator))
+    ),
     # Every row prefers expert 0 by 10: nearly all rows have to leave the expert that they would choose.
     "favourite": _favourite,
     # Few prototypes plus noise of 1e-3: whole clusters are nearly tied between the same experts.

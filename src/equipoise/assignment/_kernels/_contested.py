@@ -295,13 +295,20 @@ def survey(scores: Scores, mask: Flags, prices: Scores, stride: int, top_k: int,
 
 
 @jit
-def spreads(scores: Scores, mask: Flags, prices: Scores, stride: int, rank: int, out: Floats) -> int:
-    """Writes how far the offer of a rank trails the best one, for every `stride`-th row; returns how many there are."""
+def spreads(scores: Scores, mask: Flags, prices: Scores, stride: int, top_k: int, rank: int, out: Floats) -> int:
+    """Writes how far the offer of a rank trails the best one, for every `stride`-th row; returns how many there are.
+
+    A row with fewer offers counts with its last; a row without a choice does not count.
+    """
     top, count = np.empty(rank, scores.dtype), 0
     for i in range(0, scores.shape[0], stride):
-        if mask[i] and largest_offers(scores[i], prices, top) and top[rank - 1] > -np.inf:
-            out[count] = np.float64(top[0]) - top[rank - 1]
-            count += 1
+        if mask[i] and largest_offers(scores[i], prices, top):
+            last = rank - 1
+            while last >= top_k and top[last] == -np.inf:
+                last -= 1
+            if last >= top_k:
+                out[count] = np.float64(top[0]) - top[last]
+                count += 1
     return count
 
 

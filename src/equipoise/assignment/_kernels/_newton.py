@@ -11,7 +11,7 @@ import numpy as np
 
 from equipoise._core._jit import jit, jit_vector
 from equipoise.assignment._kernels._contested import Counts, Floats, Ints, Scores, copy_to, insert
-from equipoise.assignment._kernels._smoothing import demand_of_lists, demand_of_slots
+from equipoise.assignment._kernels._smoothing import REACH, demand_of_lists, demand_of_slots
 
 # How far a step may move two experts apart that share rows, in units of mu. After more than half of that, the next step
 # is at the same mu.
@@ -19,9 +19,12 @@ STEP = 4.0
 # What ties every price to where it is, as a part of the expert's rows: it decides only where rows are few. And how far
 # an expert that shares too few rows moves, in units of mu.
 ANCHOR, ALONE = 1e-3, 1.5
-# How a descent ends: counts are within the goal; rows are tied, so that less smoothing changes nothing; or neither, as
-# where no row is left to move.
-REACHED, TIED, FAILED = 0, 1, 2
+# Prices that have moved this many times as far as candidates were listed for are lost: what they are to balance is not
+# in the lists. Where lists suffice it is 0.9 times at most, else 10 times and more.
+STRAY = 1.5
+# How a descent ends: counts are within the goal; rows are tied, so that less smoothing changes nothing; or prices are
+# lost, or no row is left to move, because too few candidates are listed.
+REACHED, TIED, LOST = 0, 1, 2
 # So many times in a row less smoothing changes nothing.
 MOST_TIED = 5
 # Newton steps in all, and at one mu.
@@ -243,6 +246,18 @@ def extrapolate(prices: Floats, earlier: Floats, factor: float) -> None:
 
 
 @jit
+def strayed(prices: Floats, begin: Floats, radius: Floats) -> bool:
+    """Whether prices have moved too far for the lists, whatever is added to all of them."""
+    least, most = np.inf, -np.inf
+    for j in range(prices.shape[0]):
+        if prices[j] < np.inf:
+            moved = prices[j] - begin[j]
+            least = min(least, moved + STRAY * radius[j])
+            most = max(most, moved - STRAY * radius[j])
+    return most > least
+
+
+@jit
 def descend(
     rows: Ints,
     need: Ints,
@@ -254,9 +269,8 @@ def descend(
     free: float,
     prices: Floats,
     mu: float,
-    least: float,
     goal: float,
-    reach: float,
+    radius: Floats,
     deviation: Floats,
     z: Ints,
 ) -> tuple[int, float, int]:
@@ -275,9 +289,8 @@ def descend(
         free: the number of free slots.
         prices: [k].
         mu: the first width.
-        least: below this width the rows say nothing.
         goal: how many rows may be misplaced in the end.
-        reach: candidates that trail by more than so many mu are dropped when mu falls.
+        radius: [k], how far each price may move with the candidates that are listed.
         deviation: [k], by how much a price is uncertain because counts are: written here.
         z: [n, K] what rows take for certain, completed here.
 
@@ -286,9 +299,9 @@ def descend(
     """
     k = prices.shape[0]
     demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
-    path, last_mu, rate = prices.copy(), np.inf, np.empty(k)
+    begin, path, last_mu, rate = prices.copy(), prices.copy(), np.inf, np.empty(k)
     stays, tied, excess, steps, slope = 0, 0, np.inf, 0, 0.0
-    wanted, last, status = target.sum() - free, np.inf, FAILED
+    wanted, last, status = target.sum() - free, np.inf, LOST
     while True:
         copy_to(fixed, demand)
         pairs[:] = 0.0
@@ -323,6 +336,8 @@ def descend(
         for j in range(k):
             prices[j] += step[j]
             slope += (demand[j] - target[j]) * step[j]
+        if strayed(prices, begin, radius):
+            break
         unsettled = (length > STEP / 2 and wrong > 0.25 * goal) or wrong > 0.1 * wanted
         if unsettled and stays < MOST_STAYS:
             continue
@@ -331,13 +346,13 @@ def descend(
         # Prices follow a smooth path as mu falls; at first there is one point of it, and the factor is 0.
         extrapolate(prices, path, (following - mu) / (mu - last_mu))
         last_mu = mu
-        m = narrow(rows, need, first, cols, vals, prices, reach * mu / 4, fixed, counts, z)
+        m = narrow(rows, need, first, cols, vals, prices, REACH * following, fixed, counts, z)
         rows, need, first = rows[:m], need[:m], first[: m + 1]
         excess = misplaced(counts, target, prices, rate, STEP * mu)
         tied = tied + 1 if excess > 0.9 * last and first[m] > 0.9 * before else 0
         last = excess
-        if excess <= goal or m == 0 or tied == MOST_TIED or mu / 4 < least:
-            status = REACHED if excess <= goal else TIED if m > 0 else FAILED
+        if excess <= goal or m == 0 or tied == MOST_TIED:
+            status = REACHED if excess <= goal else TIED if m > 0 else LOST
             break
         mu = following
         stays = 0

@@ -21,7 +21,7 @@ from equipoise.assignment._kernels._contested import (
     spreads,
     survey,
 )
-from equipoise.assignment._kernels._newton import REACHED, TIED, descend, misplaced
+from equipoise.assignment._kernels._newton import LOST, REACHED, TIED, descend, misplaced
 from equipoise.assignment._kernels._smoothing import REACH, open_with_sinkhorn
 
 # Rows of the first sample, for each expert and at least; each next sample has four times as many. With 256 at least,
@@ -35,15 +35,23 @@ SPREAD_ROWS = 64
 # Smoothing, as a part of the radius of the candidates: what is further away has next to no share.
 FIRST_MU = 1 / 3
 # Besides how a descent ends: scores less prices are not finite.
-OVERFLOWED = 3
+OVERFLOWED = LOST + 1
+# So many times a sample is listed again, four times as wide, where prices are lost.
+MOST_AGAIN = 8
 # Where the prices come from.
 EQUAL, GIVEN, FOUND = 0, 1, 2
 
 
 @jit
 def first_stride(n: int, k: int) -> int:
-    """The stride of the first sample."""
-    return max(1, n // max(SAMPLE_ROWS * k, LEAST_SAMPLE))
+    """The stride of the first sample. Strides are odd: of rows that alternate, every second one tells half."""
+    return odd(n // max(SAMPLE_ROWS * k, LEAST_SAMPLE))
+
+
+@jit
+def odd(x: int) -> int:
+    """The largest odd number up to x, or 1."""
+    return max(1, x - 1 + x % 2)
 
 
 @jit
@@ -68,7 +76,7 @@ def spread(scores: Scores, mask: Flags, prices: Floats, top_k: int) -> float:
     n, k = scores.shape
     stride, rank = max(1, n // SPREAD_ROWS), min(k, top_k + 1 + (k - top_k) // 4)
     out = np.empty(-(-n // stride))
-    count = spreads(scores, mask, prices.astype(scores.dtype), stride, rank, out)
+    count = spreads(scores, mask, prices.astype(scores.dtype), stride, top_k, rank, out)
     return median(out[:count]) if count > 0 else 0.0
 
 
@@ -88,9 +96,9 @@ def accepts(
 
 @jit
 def radius_of(deviation: Floats, factor: float, status: int, mu: float, radius: Floats) -> None:
-    """Writes how far prices may still move that are uncertain by so much: as far as mu reaches, where rows are tied."""
+    """Writes how far prices may still move that are uncertain by so much: at least as far as mu reaches, if it does."""
     k = deviation.shape[0]
-    least = REACH * mu if status == TIED else 0.0
+    least = REACH * mu if status != REACHED else 0.0
     for j in range(k):
         radius[j] = max(least, factor * RADIUS * np.sqrt(2 * np.log(k)) * deviation[j])
 
@@ -136,9 +144,8 @@ def descend_on_sample(
         free / stride,
         prices,
         mu,
-        1e-6 * mu,
         goal,
-        REACH,
+        radius,
         deviation,
         z,
     )
@@ -197,16 +204,26 @@ def start_prices(
         radius[:] = 0.0
         return TIED, origin
     if origin == FOUND:
-        coarse = FINER * stride  # at this mu few rows tell enough
+        coarse = FINER * stride - 1  # at this mu few rows tell enough
         open_with_sinkhorn(scores, mask, coarse, top_k, target / coarse, free / coarse, prices, mu)
     mu /= 4
     radius[:] = 3 * mu
+    again, first, first_mu = 0, prices.copy(), mu
     while True:
         goal = 0.25 * np.sqrt(k * top_k * rows / stride)  # what a count of so many rows cannot tell
         before = prices.copy()
         status, last_mu = descend_on_sample(scores, mask, stride, target, free, goal, prices, mu, radius, deviation, z)
         if status == OVERFLOWED:
             return OVERFLOWED, origin
+        if status == LOST and origin == FOUND:
+            if again < MOST_AGAIN:
+                again += 1
+                mu = 4 * last_mu
+                radius[:] = 3 * mu
+                continue
+            copy_to(first, prices)
+            radius[:] = REACH * first_mu
+            return LOST, origin
         # The sample would only add its own noise to accepted prices. Equal ones may be off by the noise of all rows,
         # given ones by that of the rows that they come from as well. Another pass would cost more than a wider radius.
         if origin != FOUND:
@@ -215,7 +232,7 @@ def start_prices(
             radius_of(deviation, np.sqrt(2 * noises / stride), REACHED, last_mu, radius)
             return REACHED, origin
         radius_of(deviation, 1.0, status, last_mu, radius)
-        if stride < 4 * FINER or status != REACHED:
+        if stride < 3 * FINER or status != REACHED:
             return status, origin
-        stride //= FINER
+        stride = odd(stride // FINER)
         mu = FIRST_MU * radius.mean()
