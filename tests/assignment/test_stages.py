@@ -16,11 +16,13 @@ Draw = Callable[[int, int, torch.Generator], torch.Tensor]
 N, K = 3000, 12
 
 
-def problem(scores: torch.Tensor, top_k: int = 1, slack: float = 1.0) -> _primal_dual._Problem:
+def problem(
+    scores: torch.Tensor, top_k: int = 1, slack: float = 1.0, capacity: int | None = None
+) -> _primal_dual._Problem:
     n, k = scores.shape
-    capacity = np.full(k, -(-int(slack * top_k * n) // k), np.int64)
-    z = np.empty((n, top_k), np.int32)
-    return _primal_dual._Problem(scores.numpy(), np.ones(n, np.bool_), capacity, np.zeros(k), z, 0, False)
+    each = -(-int(slack * top_k * n) // k) if capacity is None else capacity
+    z, mask = np.empty((n, top_k), np.int32), np.ones(n, np.bool_)
+    return _primal_dual._Problem(scores.numpy(), mask, np.full(k, each), np.zeros(k), z, 0, False)
 
 
 @pytest.mark.parametrize("top_k", [1, 3])
@@ -32,18 +34,18 @@ def test_settled_rows_keep_their_experts_wherever_prices_go(family: str, top_k: 
     p.prices[:] = rng.random(K).astype(np.float32)
     radius = 0.2 * rng.random(K)
     before = p.prices.copy()
-    contested, _ = p._collect(radius)
+    (rows, need, first, cols, _), _ = p._collect(radius)
     is_settled = np.ones(N, np.bool_)
-    is_settled[contested.rows] = False
+    is_settled[rows] = False
     assert is_settled.any()
     for _ in range(20):
         prices = before + radius * rng.uniform(-0.999, 0.999, K)
         best = np.sort(np.argsort(-(scores.double().numpy() - prices), kind="stable")[:, :top_k])
         assert (best[is_settled] == np.sort(p.z)[is_settled]).all()
-        for a in range(len(contested.rows)):
-            row, held = contested.rows[a], set(best[contested.rows[a]].tolist())
-            certain = set(p.z[row, : top_k - contested.need[a]].tolist())
-            candidates = set(contested.cols[contested.first[a] : contested.first[a + 1]].tolist())
+        for a, row in enumerate(rows):
+            held = set(best[row].tolist())
+            certain = set(p.z[row, : top_k - need[a]].tolist())
+            candidates = set(cols[first[a] : first[a + 1]].tolist())
             assert certain <= held <= certain | candidates
 
 
@@ -51,16 +53,16 @@ def test_settled_rows_keep_their_experts_wherever_prices_go(family: str, top_k: 
 def test_leads_are_the_least_over_settled_rows(top_k: int) -> None:
     scores = draw_scores("gumbel", N, K, seed=2)
     p = problem(scores, top_k)
-    contested, settled = p._collect(np.full(K, 0.1))
+    (rows, need, *_), (counts, leads) = p._collect(np.full(K, 0.1))
     expected = np.full((K, K), np.inf, np.float32)
     s = scores.numpy()
-    for i in set(range(N)) - set(contested.rows.tolist()):
+    for i in set(range(N)) - set(rows.tolist()):
         others = np.setdiff1d(np.arange(K), p.z[i])
         for j in p.z[i]:
             expected[j, others] = np.minimum(expected[j, others], s[i, j] - s[i, others])
     off = ~np.eye(K, dtype=bool)
-    assert (settled.leads[off] == expected[off]).all()
-    assert settled.counts.sum() == top_k * (N - len(contested.rows)) + sum(top_k - contested.need)
+    assert (leads[off] == expected[off]).all()
+    assert counts.sum() == top_k * (N - len(rows)) + sum(top_k - need)
 
 
 def test_a_lead_that_prices_exceed_is_noticed() -> None:
@@ -86,12 +88,12 @@ def test_shares_sum_to_what_a_row_takes(need: int) -> None:
 def test_curvature_is_the_slope_of_demand(need: int) -> None:
     rng = np.random.default_rng(0)
     m, k, mu = 400, 5, 0.3
-    needs, first = np.full(m, need, np.int32), np.arange(0, m * k + 1, k)
-    cols, vals = np.tile(np.arange(k, dtype=np.int32), m), rng.normal(size=m * k)
+    rows, needs, first = np.arange(m, dtype=np.int32), np.full(m, need, np.int32), np.arange(0, m * k + 1, k)
+    lists = (rows, needs, first, np.tile(np.arange(k, dtype=np.int32), m), rng.normal(size=m * k))
 
     def demand(prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         total, pairs = np.zeros(k), np.zeros((k, k))
-        _smoothing.demand_of_lists(needs, first, cols, vals, prices, mu, total, pairs)
+        _smoothing.demand_of_lists(lists, prices, mu, total, pairs)
         _newton.laplacian(pairs)
         return total, pairs
 
@@ -119,23 +121,24 @@ def test_conjugate_gradients_solve_a_laplacian() -> None:
 def test_flow_from_any_prices_ends_at_an_optimum(top_k: int, slack: float) -> None:
     scores = draw_scores("duplicates", 200, 6, seed=4)
     p = problem(scores, top_k, slack)
+    scores, _, capacity, target, _ = p.problem
     for start in (np.zeros(6), np.arange(6.0), np.array([0.0, 0.0, 3.0, 0.0, 3.0, 1.0])):
         p.prices[:] = start
-        lists, _ = p._list_all()
-        held, inside = np.empty(len(lists.cols), np.bool_), np.empty(6, np.bool_)
-        stuck, _ = _flow.exact_flow(*lists[1:], p.slots, p.prices, held, inside)
+        lists = p._list_all()
+        held, inside = np.empty(len(lists[3]), np.bool_), np.empty(6, np.bool_)
+        stuck, _ = _flow.exact_flow(lists, target.astype(np.int64), p.prices, held, inside)
         assert stuck < 0
-        _books.take_held(*lists[:4], held, p.z)
-        _, missed, proved = _books.prove(p.scores, lists.rows, p.capacity, p.prices, p.z)
+        _books.take_held(lists, held, p.z)
+        _, missed, proved = _books.prove(scores, lists[0], capacity, p.prices, p.z)
         assert proved, missed
 
 
 def test_flow_says_who_is_shut_in() -> None:
     """Two rows may only go to expert 0, which takes one."""
-    need, first = np.ones(2, np.int32), np.array([0, 1, 2])
-    cols, vals = np.zeros(2, np.int32), np.zeros(2)
+    rows, need, first = np.arange(2, dtype=np.int32), np.ones(2, np.int32), np.array([0, 1, 2])
+    lists = (rows, need, first, np.zeros(2, np.int32), np.zeros(2))
     held, inside = np.empty(2, np.bool_), np.empty(2, np.bool_)
-    stuck, _ = _flow.exact_flow(need, first, cols, vals, np.array([1, 1]), np.zeros(2), held, inside)
+    stuck, _ = _flow.exact_flow(lists, np.array([1, 1]), np.zeros(2), held, inside)
     assert stuck == 0
     assert inside.tolist() == [True, False]
 
@@ -184,19 +187,19 @@ def test_newton_steps_leave_few_rows_to_chains(slack: float, top_k: int) -> None
     radius, status = p._start(warm=False)
     assert status == _newton.REACHED
     for _ in range(2):  # a second pass where settled rows turn out to have better offers
-        contested, settled = p._collect(radius)
+        lists, settled = p._collect(radius)
         ended, _, _, _, few = _solve.solve_contested(
-            p.scores, *contested, *settled, p.capacity, p.slots, p.free, radius.mean() / 3, p.prices, radius, p.z
+            p.problem, lists, settled, radius.mean() / 3, p.prices, radius, p.z
         )
         if ended == _solve.PROVED:
             break
     assert ended == _solve.PROVED
-    assert few < len(contested.rows) / 4
-    counts = np.bincount(p.z.ravel(), minlength=16)
-    assert (counts <= p.capacity).all()
+    assert few < len(lists[0]) / 4
+    counts, capacity = np.bincount(p.z.ravel(), minlength=16), p.problem[2]
+    assert (counts <= capacity).all()
     offers = scores.double().numpy() - p.prices
     held = np.take_along_axis(offers, p.z.astype(np.int64), 1)
-    missed = np.sort(offers, 1)[:, ::-1][:, :top_k].sum() - held.sum() + ((p.capacity - counts) * p.prices).sum()
+    missed = np.sort(offers, 1)[:, ::-1][:, :top_k].sum() - held.sum() + ((capacity - counts) * p.prices).sum()
     assert missed == pytest.approx(0.0, abs=1e-8)
 
 
@@ -205,10 +208,7 @@ def test_newton_steps_leave_few_rows_to_chains(slack: float, top_k: int) -> None
 def test_where_only_the_most_popular_expert_is_full_chains_stay_few(top_k: int, over: float) -> None:
     scores = draw_scores("gumbel", 8192, 8, seed=3) + torch.randn(8, generator=torch.Generator().manual_seed(3))
     counts = torch.bincount(scores.topk(top_k).indices.flatten())
-    p = problem(scores, top_k)
-    p.capacity[:] = int(counts.max() / over)
-    p.slots[:] = p.target[:] = p.capacity
-    p.free = float(p.target.sum() - top_k * 8192)
+    p = problem(scores, top_k, capacity=int(counts.max() / over))
     _, gap = p.solve(warm=False)
     assert gap < 1e-9
     assert sum(int(line.split()[-2]) for line in p.log if line.endswith("chains")) <= 256  # of 8192 rows
@@ -243,7 +243,7 @@ def test_prices_of_another_problem_do_no_harm(family: str) -> None:
 def test_survey_counts_what_rows_would_take() -> None:
     scores = draw_scores("gumbel", N, K, seed=7)
     counts, prices = np.empty(K), np.linspace(0, 1, K).astype(np.float32)
-    asked = _contested.survey(scores.numpy(), np.ones(N, np.bool_), prices, 3, 2, counts)
+    asked = _contested.survey(problem(scores).problem, prices, 3, 2, counts)
     top = (scores[::3] - torch.from_numpy(prices)).topk(2, -1).indices
     assert asked == len(scores[::3])
     assert counts.tolist() == torch.bincount(top.flatten(), minlength=K).tolist()

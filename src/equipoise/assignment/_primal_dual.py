@@ -21,22 +21,15 @@ derivation. Legend: b problems, n rows, k experts, K experts a row, m contested 
 """
 
 import math
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
 from equipoise.assignment._infeasible import check_start, illegal_scores, no_room
 from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _small, _solve, _start
-
-Matrix = NDArray[np.floating[Any]]
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Ints = NDArray[np.int32]
-Flags = NDArray[np.bool_]
+from equipoise.assignment._kernels._records import Counts, Flags, Floats, Ints, Lists, Problem, Scores, Settled
 
 # With so many rows, or no more than experts, chains alone take less time than the passes that save work on many rows.
 SMALL_ROWS = 128
@@ -46,36 +39,6 @@ BLOCK_ROWS = 8192
 NEARLY_ALL = 0.9
 # Passes over the matrix after which every expert becomes a candidate of every row.
 MOST_PASSES = 16
-
-
-class Contested(NamedTuple):
-    """Rows with a choice: row a takes `need[a]` of the candidates `first[a]:first[a + 1]` of `cols` and `vals`.
-
-    Attributes:
-        rows: [m] where each row stands in the matrix.
-        need: [m] how many of its candidates it takes.
-        first: [m + 1] where its candidates begin.
-        cols: the candidates.
-        vals: their scores.
-    """
-
-    rows: Ints
-    need: Ints
-    first: Counts
-    cols: Ints
-    vals: Matrix
-
-
-class Settled(NamedTuple):
-    """What is known of all other rows.
-
-    Attributes:
-        counts: [k] how many rows each expert has for certain.
-        leads: [k, k] the least `s_ij - s_it` over settled rows that hold j and not t.
-    """
-
-    counts: Counts
-    leads: Matrix
 
 
 def primal_dual(
@@ -136,7 +99,7 @@ def primal_dual(
     )
 
 
-def _solve_small(s: Matrix, rows: Flags, c: Counts, p: Floats, z: Ints, value: Floats, gap: Floats) -> None:
+def _solve_small(s: Scores, rows: Flags, c: Counts, p: Floats, z: Ints, value: Floats, gap: Floats) -> None:
     b, n, k = s.shape
     status = np.empty(b, np.int32)
 
@@ -157,15 +120,13 @@ class _Problem:
     """
 
     def __init__(
-        self, scores: Matrix, mask: Flags, capacity: Counts, prices: Floats, z: Ints, index: int, parallel: bool
+        self, scores: Scores, mask: Flags, capacity: Counts, prices: Floats, z: Ints, index: int, parallel: bool
     ) -> None:
-        self.scores, self.mask, self.capacity, self.prices, self.z = scores, mask, capacity, prices, z
-        self.index, self.parallel = index, parallel
-        self.top_k, rows = z.shape[1], int(mask.sum())
+        self.prices, self.z, self.index, self.parallel = prices, z, index, parallel
+        rows = int(mask.sum())
         # Nobody takes more than all rows, whatever the capacity: what is beyond would drown the rest in rounding.
-        self.slots = np.minimum(capacity, rows)
-        self.target = self.slots.astype(np.float64)
-        self.free = float(self.target.sum() - self.top_k * rows)
+        target = np.minimum(capacity, rows).astype(np.float64)
+        self.problem: Problem = (scores, mask, capacity, target, float(target.sum() - z.shape[1] * rows))
         self.log: list[str] = []
 
     def solve(self, warm: bool) -> tuple[float, float]:
@@ -174,8 +135,8 @@ class _Problem:
             return self._solve(warm)
         except OverflowError:  # in float64 there is room for what float32 allows; beyond it, lists are done without
             self.prices[:] = 0.0
-            if self.scores.dtype == np.float32:
-                self.scores = self.scores.astype(np.float64)
+            if self.problem[0].dtype == np.float32:
+                self.problem = (self.problem[0].astype(np.float64), *self.problem[1:])
                 return self.solve(warm=False)
             return self._solve_listed()
 
@@ -187,26 +148,16 @@ class _Problem:
             if status != _newton.TIED:  # of tied rows smoothing would tell nothing more
                 usual = _start.median(radius.copy())
                 radius, mu = np.maximum(radius, usual), _start.FIRST_MU * usual
-            contested, settled = self._collect(radius)
-            ended, value, gap = self._solve_contested(contested, settled, mu, radius)
+            lists, settled = self._collect(radius)
+            ended, value, gap = self._solve_contested(lists, settled, mu, radius)
             if ended == _solve.PROVED:
                 return value, gap
-            no_wider = ended == _solve.MISSED and len(contested.rows) > NEARLY_ALL * len(self.scores)
+            no_wider = ended == _solve.MISSED and len(lists[0]) > NEARLY_ALL * len(self.z)
             if no_wider or not 0 < radius.max() < np.inf:
                 break
         if ended == _newton.LOST:
             self.prices[:] = start
         return self._solve_listed()
-
-    def _solve_contested(
-        self, contested: Contested, settled: Settled, mu: float, radius: Floats
-    ) -> tuple[int, float, float]:
-        """Returns how it ended, the value, and what rows miss."""
-        ended, value, gap, chains, few = _solve.solve_contested(
-            self.scores, *contested, *settled, self.capacity, self.slots, self.free, mu, self.prices, radius, self.z
-        )
-        self.log.append(f"{len(contested.rows)} rows, newton from {mu:.3g}, {few} rows: {ended}, {chains} chains")
-        return ended, value, gap
 
     def _start(self, warm: bool) -> tuple[Floats, int]:
         """Finds prices from samples.
@@ -215,99 +166,79 @@ class _Problem:
             How far each price may still move; and how the last descent ended.
         """
         radius = np.empty(len(self.prices))
-        status, origin = _start.start_prices(
-            self.scores, self.mask, self.capacity, self.target, self.free, warm, self.prices, radius, self.z
-        )
+        status, origin = _start.start_prices(self.problem, warm, self.prices, radius, self.z)
         if status == _start.OVERFLOWED:
             self._refuse_illegal_rows()
             raise OverflowError  # rows are legal, but scores less prices are not finite
         self.log.append(f"start from {('equal', 'given', 'sampled')[origin]} prices: {status}")
         return radius, status
 
-    def _collect(self, radius: Floats) -> tuple[Contested, Settled]:
+    def _collect(self, radius: Floats) -> tuple[Lists, Settled]:
         """Tells settled rows from contested ones, which have the experts within the radius as candidates."""
-        n, k = self.scores.shape
-        kind = self.scores.dtype
 
-        def collect(start: int, stop: int) -> tuple[Contested, Settled, int]:
-            size = stop - start
-            rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
-            cols, vals = np.empty(size * k, np.int32), np.empty(size * k, kind)
-            counts, leads = np.zeros(k, np.int64), np.full((k, k), np.inf, kind)
-            m, illegal = _contested.collect(
-                self.scores,
-                self.mask,
-                self.prices,
-                radius,
-                start,
-                stop,
-                1,
-                self.z,
-                counts,
-                rows,
-                need,
-                first,
-                cols,
-                vals,
-                leads,
-            )
-            entries = first[m]
-            lists = Contested(rows[:m], need[:m], first[: m + 1], cols[:entries], vals[:entries])
-            return lists, Settled(counts, leads), illegal
+        def collect(start: int, stop: int) -> tuple[Lists, Settled, int]:
+            return _contested.collect(self.problem, self.prices, radius, start, stop, 1, self.z)
 
-        blocks = cut(n, BLOCK_ROWS)
+        blocks = cut(len(self.z), BLOCK_ROWS)
         parts = run_blocks(collect, blocks) if self.parallel else [collect(*block) for block in blocks]
-        for _, _, illegal in parts:
-            if illegal >= 0:
-                self._refuse_illegal_rows()
-                raise OverflowError  # the row is legal, but scores less prices are not finite
-        return _join([part[0] for part in parts]), _add([part[1] for part in parts])
+        if any(illegal >= 0 for _, _, illegal in parts):
+            self._refuse_illegal_rows()
+            raise OverflowError  # rows are legal, but scores less prices are not finite
+        return _join([lists for lists, _, _ in parts]), _add([settled for _, settled, _ in parts])
 
-    def _list_all(self) -> tuple[Contested, Settled]:
+    def _solve_contested(self, lists: Lists, settled: Settled, mu: float, radius: Floats) -> tuple[int, float, float]:
+        """Returns how it ended, the value, and what rows miss."""
+        ended, value, gap, chains, few = _solve.solve_contested(
+            self.problem, lists, settled, mu, self.prices, radius, self.z
+        )
+        self.log.append(f"{len(lists[0])} rows, newton from {mu:.3g}, {few} rows: {ended}, {chains} chains")
+        return ended, value, gap
+
+    def _list_all(self) -> Lists:
         """Makes every expert a candidate of every row."""
-        scores, mask, (n, k) = self.scores, self.mask, self.scores.shape
-        self.prices[self.capacity == 0] = np.inf
-        rows, need, first = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n + 1, np.int64)
-        cols, vals = np.empty(n * k, np.int32), np.empty(n * k, scores.dtype)
+        scores, mask, capacity = self.problem[:3]
+        self.prices[capacity == 0] = np.inf
         self.z[:] = -1
-        m, illegal = _contested.all_candidates(scores, mask, self.capacity, self.top_k, rows, need, first, cols, vals)
+        lists, illegal = _contested.all_candidates(scores, mask, capacity, self.z.shape[1])
         if illegal >= 0:
-            raise illegal_scores(self.scores, self.capacity, self.top_k, illegal, self.index)
-        nothing = Settled(np.zeros(k, np.int64), np.full((k, k), np.inf, scores.dtype))
-        return Contested(rows[:m], need[:m], first[: m + 1], cols[: first[m]], vals[: first[m]]), nothing
+            raise illegal_scores(scores, capacity, self.z.shape[1], illegal, self.index)
+        return lists
 
     def _refuse_illegal_rows(self) -> None:
-        row = _contested.illegal_row(self.scores, self.mask, self.capacity, self.top_k)
+        row = _contested.illegal_row(self.problem, self.z.shape[1])
         if row >= 0:
-            raise illegal_scores(self.scores, self.capacity, self.top_k, row, self.index)
+            raise illegal_scores(self.problem[0], self.problem[2], self.z.shape[1], row, self.index)
 
     def _solve_listed(self) -> tuple[float, float]:
         """Chains alone, with all candidates: the last resort. Returns the value and what rows miss."""
-        lists, _ = self._list_all()
-        held, inside = np.empty(len(lists.cols), np.bool_), np.empty(len(self.prices), np.bool_)
-        stuck, chains = _flow.exact_flow(*lists[1:], self.slots, self.prices, held, inside)
+        scores, mask, capacity, target, _ = self.problem
+        lists = self._list_all()
+        held, inside = np.empty(len(lists[3]), np.bool_), np.empty(len(self.prices), np.bool_)
+        stuck, chains = _flow.exact_flow(lists, target.astype(np.int64), self.prices, held, inside)
         self.log.append(f"all rows: {chains} chains")
-        _books.take_held(lists.rows, lists.need, lists.first, lists.cols, held, self.z)
+        _books.take_held(lists, held, self.z)
         if stuck >= 0:
-            raise no_room(self.scores, self.mask, self.capacity, self.z, stuck, self.index)
-        return _books.prove(self.scores, lists.rows, self.capacity, self.prices, self.z)[:2]
+            raise no_room(scores, mask, capacity, self.z, stuck, self.index)
+        return _books.prove(scores, lists[0], capacity, self.prices, self.z)[:2]
 
 
-def _join(parts: list[Contested]) -> Contested:
+def _join(parts: list[Lists]) -> Lists:
     if len(parts) == 1:
         return parts[0]
-    begins = np.cumsum([0] + [part.first[-1] for part in parts])
-    first = [part.first[1:] + begin for part, begin in zip(parts, begins[:-1], strict=True)]
-    return Contested(
-        np.concatenate([part.rows for part in parts]),
-        np.concatenate([part.need for part in parts]),
-        np.concatenate([np.zeros(1, np.int64), *first]),
-        np.concatenate([part.cols for part in parts]),
-        np.concatenate([part.vals for part in parts]),
+    rows, need, firsts, cols, vals = zip(*parts, strict=True)
+    begins = np.cumsum([0] + [first[-1] for first in firsts])
+    first = [first[:-1] + begin for first, begin in zip(firsts, begins[:-1], strict=True)]
+    return (
+        np.concatenate(rows),
+        np.concatenate(need),
+        np.concatenate([*first, begins[-1:]]),
+        np.concatenate(cols),
+        np.concatenate(vals),
     )
 
 
 def _add(parts: list[Settled]) -> Settled:
     if len(parts) == 1:
         return parts[0]
-    return Settled(np.sum([part.counts for part in parts], axis=0), np.minimum.reduce([part.leads for part in parts]))
+    counts, leads = zip(*parts, strict=True)
+    return np.sum(counts, axis=0), np.minimum.reduce(leads)

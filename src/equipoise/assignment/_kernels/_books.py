@@ -3,13 +3,14 @@
 # pyright: reportArgumentType=false, reportReturnType=false
 """Prove: final prices, the value, and what rows and free slots miss at these prices.
 
-Legend: n rows, k experts, K experts a row, m contested rows as in `_contested.py`.
+Legend: n rows, k experts, K experts a row, m contested rows. `_records.py` has the types.
 """
 
 import numpy as np
 
 from equipoise._core._jit import jit, jit_vector
-from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, insert
+from equipoise.assignment._kernels._contested import insert
+from equipoise.assignment._kernels._records import Counts, Flags, Floats, Ints, Lists, Scores
 
 # A gap of this much of the scores assigned, without their signs, is rounding. Stricter than promised by four orders.
 ENOUGH = 1e-13
@@ -40,8 +41,9 @@ def count_rows(z: Ints, counts: Counts) -> None:
 
 
 @jit
-def take_held(rows: Ints, need: Ints, first: Counts, cols: Ints, held: Flags, z: Ints) -> None:
+def take_held(lists: Lists, held: Flags, z: Ints) -> None:
     """Writes the candidates that contested rows hold to the end of their rows in z."""
+    rows, need, first, cols, _ = lists
     for a in range(rows.shape[0]):
         t = z.shape[1] - need[a]
         for e in range(first[a], first[a + 1]):

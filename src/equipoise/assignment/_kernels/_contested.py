@@ -9,23 +9,17 @@ than the radius. Otherwise the row is contested. Offers that lead the best one l
 certain, offers that trail the worst one taken by more than the radius are out of the question, and those in between
 are its candidates: the row still needs some of them.
 
-Legend: n rows, k experts, K experts a row, m contested rows. Row a of the list has the candidates
-`first[a]:first[a + 1]` of `cols` and `vals` and takes `need[a]` of them. An expert whose price is +inf is closed.
+Legend: n rows, k experts, K experts a row, m contested rows. An expert whose price is +inf is closed. `_records.py` has
+the types.
 """
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_inline, jit_vector
 from equipoise._core._vector import LANES, count_bits, larger, lowest_bit, not_below, smaller
-
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-Scores = NDArray[np.floating[Any]]
+from equipoise.assignment._kernels._records import Counts, Flags, Floats, Ints, Lists, Problem, Scores, Settled
 
 # Experts whose marks are the bits of one integer.
 WORD = 64
@@ -149,37 +143,24 @@ def least_leads(row: Scores, own: float, line: Scores) -> None:
 
 @jit
 def collect(
-    scores: Scores,
-    mask: Flags,
-    prices: Floats,
-    radius: Floats,
-    start: int,
-    stop: int,
-    stride: int,
-    z: Ints,
-    settled: Counts,
-    rows: Ints,
-    need: Ints,
-    first: Counts,
-    cols: Ints,
-    vals: Scores,
-    leads: Scores,
-) -> tuple[int, int]:
+    problem: Problem, prices: Floats, radius: Floats, start: int, stop: int, stride: int, z: Ints
+) -> tuple[Lists, Settled, int]:
     """Settles or lists every `stride`-th row from `start` to `stop`, for prices that may move by the radius.
 
-    Writes a settled row's experts, and the certain ones of a contested row, to `z` and counts them in `settled`. `z` is
-    [n, K]; rows that are masked get -1.
-
-    `leads[j, t]` becomes the least `s_ij - s_it` over settled rows that hold j and not t: what the proof needs of them.
+    Writes a settled row's experts, and the certain ones of a contested row, to `z` [n, K]; -1 for masked rows.
 
     Returns:
-        How many rows are contested; and an illegal row, or -1.
+        Contested rows, in ascending order; what is known of settled ones; and an illegal row, or -1.
     """
-    k, top_k = scores.shape[1], z.shape[1]
+    scores, mask = problem[:2]
+    k, top_k, size, kind = scores.shape[1], z.shape[1], -(-(stop - start) // stride), scores.dtype
+    rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
+    cols, vals = np.empty(size * k, np.int32), np.empty(size * k, kind)
+    settled, leads = np.zeros(k, np.int64), np.full((k, k), np.inf, kind)
     words = (k + WORD - 1) // WORD
-    low, high = (prices - radius).astype(scores.dtype), (prices + radius).astype(scores.dtype)
-    marks, top, held = np.empty(words, np.uint64), np.empty(top_k + 1, scores.dtype), np.empty(top_k, scores.dtype)
-    best = np.full(top_k, -np.inf, scores.dtype)
+    low, high = (prices - radius).astype(kind), (prices + radius).astype(kind)
+    marks, top, held = np.empty(words, np.uint64), np.empty(top_k + 1, kind), np.empty(top_k, kind)
+    best = np.full(top_k, -np.inf, kind)
     m, entry, illegal = 0, 0, -1
     first[0] = 0
     for i in range(start, stop, stride):
@@ -198,7 +179,7 @@ def collect(
         for word in range(words):
             marks[word] = offers_from(row, low, floor, word * WORD)
             count += count_bits(marks[word])
-        ceiling = scores.dtype.type(np.inf)
+        ceiling = kind.type(np.inf)
         if count > top_k > 1:
             ceiling = best_left_out(row, low, marks, top)
         taken, begin = 0, entry
@@ -231,48 +212,39 @@ def collect(
                 least_leads(row, own, leads[z[i, t]])
                 for u in range(top_k):
                     leads[z[i, t], z[i, u]] = held[u]
-    return m, illegal
+    return (rows[:m], need[:m], first[: m + 1], cols[:entry], vals[:entry]), (settled, leads), illegal
 
 
 @jit
-def all_candidates(
-    scores: Scores,
-    mask: Flags,
-    capacity: Counts,
-    top_k: int,
-    rows: Ints,
-    need: Ints,
-    first: Counts,
-    cols: Ints,
-    vals: Scores,
-) -> tuple[int, int]:
-    """Lists every row with every expert that it may take.
-
-    Returns:
-        How many rows are listed; and an illegal row, or -1.
-    """
-    m, entry = 0, 0
+def all_candidates(scores: Scores, mask: Flags, capacity: Counts, top_k: int) -> tuple[Lists, int]:
+    """Lists every row with every expert that it may take; returns an illegal row as well, or -1."""
+    n, k = scores.shape
+    rows, need, first = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n + 1, np.int64)
+    cols, vals = np.empty(n * k, np.int32), np.empty(n * k, scores.dtype)
+    m, entry, illegal = 0, 0, -1
     first[0] = 0
-    for i in range(scores.shape[0]):
+    for i in range(n):
         if mask[i]:
-            for j in range(scores.shape[1]):
+            for j in range(k):
                 score = scores[i, j]
                 if not score < np.inf:
-                    return m, i
-                if score > -np.inf and capacity[j] > 0:
+                    illegal = i
+                elif score > -np.inf and capacity[j] > 0:
                     cols[entry], vals[entry] = j, score
                     entry += 1
-            if entry - first[m] < top_k:
-                return m, i
+            if illegal >= 0 or entry - first[m] < top_k:
+                illegal = i
+                break
             rows[m], need[m] = i, top_k
             m += 1
             first[m] = entry
-    return m, -1
+    return (rows[:m], need[:m], first[: m + 1], cols[:entry], vals[:entry]), illegal
 
 
 @jit
-def survey(scores: Scores, mask: Flags, prices: Scores, stride: int, top_k: int, counts: Floats) -> int:
+def survey(problem: Problem, prices: Scores, stride: int, top_k: int, counts: Floats) -> int:
     """Counts which experts every `stride`-th row would take; returns how many rows there are."""
+    scores, mask = problem[:2]
     k, asked = scores.shape[1], 0
     marks, top = np.empty((k + WORD - 1) // WORD, np.uint64), np.full(top_k, -np.inf, scores.dtype)
     counts[:] = 0.0
@@ -295,11 +267,12 @@ def survey(scores: Scores, mask: Flags, prices: Scores, stride: int, top_k: int,
 
 
 @jit
-def spreads(scores: Scores, mask: Flags, prices: Scores, stride: int, top_k: int, rank: int, out: Floats) -> int:
+def spreads(problem: Problem, prices: Scores, stride: int, top_k: int, rank: int, out: Floats) -> int:
     """Writes how far the offer of a rank trails the best one, for every `stride`-th row; returns how many there are.
 
     A row with fewer offers counts with its last; a row without a choice does not count.
     """
+    scores, mask = problem[:2]
     top, count = np.empty(rank, scores.dtype), 0
     for i in range(0, scores.shape[0], stride):
         if mask[i] and largest_offers(scores[i], prices, top):
@@ -313,8 +286,9 @@ def spreads(scores: Scores, mask: Flags, prices: Scores, stride: int, top_k: int
 
 
 @jit
-def illegal_row(scores: Scores, mask: Flags, capacity: Counts, top_k: int) -> int:
+def illegal_row(problem: Problem, top_k: int) -> int:
     """The first row that holds a NaN or +inf or may take too few experts; -1 if there is none."""
+    scores, mask, capacity = problem[:3]
     for i in range(scores.shape[0]):
         legal, possible = True, 0
         for j in range(scores.shape[1]):

@@ -4,14 +4,10 @@
 """Conditionally optimal values, App. D.3, one problem at a time: what `_conditional` computes with torch elsewhere."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise._core._jit import jit, jit_vector
-from equipoise.assignment._kernels._contested import Scores, copy_to
-
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+from equipoise.assignment._kernels._contested import copy_to
+from equipoise.assignment._kernels._records import Counts, Flags, Floats, Scores
 
 
 @jit

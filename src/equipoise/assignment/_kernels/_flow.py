@@ -19,19 +19,24 @@ the four differ, and the row can make both moves at once for the sum of their co
 
 Free slots move like rows that score 0 for every expert. They are counted, not listed.
 
-Legend: k experts, m contested rows; row a of the list has the candidates `first[a]:first[a + 1]` of `cols` and `vals`,
-in ascending order, and takes `need[a]` of them: those entries that are held.
+Legend: k experts, m contested rows, whose candidates are in ascending order. `held` marks the entries of the lists that
+rows hold. `_records.py` has the types.
 """
 
 import numpy as np
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores
+from equipoise.assignment._kernels._records import Counts, Flags, Floats, Ints, Lists, Scores
+
+Seats = tuple[Counts, Ints, Scores, Flags, Ints, Counts, Counts, Counts]
+"""Who holds what: `first`, `cols` and `vals` of the lists; which entries are `held`; whose each entry is, `owner`; the
+entries that expert j holds, as a chain: `head[j]`, then `after[entry]`, until -1; and its free `slots`."""
 
 
 @jit
-def seat_rows(need: Ints, first: Counts, cols: Ints, vals: Scores, prices: Floats, held: Flags, load: Counts) -> None:
+def seat_rows(lists: Lists, prices: Floats, held: Flags, load: Counts) -> None:
     """Lets every row hold its best offers; among equal ones, those that it held before, then the first."""
+    _, need, first, cols, vals = lists
     for a in range(need.shape[0]):
         begin, end = first[a], first[a + 1]
         for e in range(begin, end):
@@ -47,10 +52,11 @@ def seat_rows(need: Ints, first: Counts, cols: Ints, vals: Scores, prices: Float
 
 
 @jit
-def link_seats(need: Ints, first: Counts, cols: Ints, held: Flags, owner: Ints, head: Counts, after: Counts) -> None:
-    """Chains the entries that each expert holds: `head[j]`, then `after[entry]`, until -1; and notes whose they are."""
+def link_seats(seats: Seats) -> None:
+    """Chains the entries that each expert holds, and notes whose they are."""
+    first, cols, _, held, owner, head, after, _ = seats
     head[:] = -1
-    for a in range(need.shape[0] - 1, -1, -1):
+    for a in range(first.shape[0] - 2, -1, -1):
         for e in range(first[a + 1] - 1, first[a] - 1, -1):
             owner[e] = a
             if held[e]:
@@ -59,41 +65,33 @@ def link_seats(need: Ints, first: Counts, cols: Ints, held: Flags, owner: Ints, 
 
 
 @jit
-def note_moves(a: int, first: Counts, cols: Ints, vals: Scores, held: Flags, cost: Floats) -> None:
-    """Lowers the costs of moves that row a can make."""
-    for e in range(first[a], first[a + 1]):
-        if held[e]:
-            own, line = np.float64(vals[e]), cost[cols[e]]
-            for f in range(first[a], first[a + 1]):
-                loss = own - vals[f]
-                t = np.uint32(cols[f])
-                if not held[f] and loss < line[t]:
-                    line[t] = loss
+def note_losses(own: float, begin: int, end: int, cols: Ints, vals: Scores, held: Flags, line: Floats) -> None:
+    """Lowers the costs of leaving an expert to what a row loses that has these candidates and this score there."""
+    for f in range(begin, end):
+        loss = own - vals[f]
+        t = np.uint32(cols[f])
+        if not held[f] and loss < line[t]:
+            line[t] = loss
 
 
 @jit
-def leave_cost(
-    j: int,
-    first: Counts,
-    cols: Ints,
-    vals: Scores,
-    held: Flags,
-    owner: Ints,
-    head: Counts,
-    after: Counts,
-    slots: Counts,
-    line: Floats,
-) -> None:
+def note_moves(a: int, seats: Seats, cost: Floats) -> None:
+    """Lowers the costs of moves that row a can make."""
+    first, cols, vals, held = seats[:4]
+    for e in range(first[a], first[a + 1]):
+        if held[e]:
+            note_losses(np.float64(vals[e]), first[a], first[a + 1], cols, vals, held, cost[cols[e]])
+
+
+@jit
+def leave_cost(j: int, seats: Seats, line: Floats) -> None:
     """Writes the least loss at which expert j can hand a row, or a free slot, to each other expert."""
+    first, cols, vals, held, owner, head, after, slots = seats
     line[:] = 0.0 if slots[j] > 0 else np.inf
     e = head[j]
     while e >= 0:
-        own, a = np.float64(vals[e]), owner[e]
-        for f in range(first[a], first[a + 1]):
-            loss = own - vals[f]
-            t = np.uint32(cols[f])
-            if not held[f] and loss < line[t]:
-                line[t] = loss
+        a = owner[e]
+        note_losses(np.float64(vals[e]), first[a], first[a + 1], cols, vals, held, line)
         e = after[e]
 
 
@@ -110,21 +108,9 @@ def find(t: int, begin: int, end: int, cols: Ints) -> int:
 
 
 @jit
-def count_movers(
-    j: int,
-    t: int,
-    loss: float,
-    most: int,
-    first: Counts,
-    cols: Ints,
-    vals: Scores,
-    held: Flags,
-    owner: Ints,
-    head: Counts,
-    after: Counts,
-    slots: Counts,
-) -> int:
+def count_movers(j: int, t: int, loss: float, most: int, seats: Seats) -> int:
     """Counts the rows and free slots, up to `most`, that can go from j to t for exactly this loss."""
+    first, cols, vals, held, owner, head, after, slots = seats
     count, e = 0, head[j]
     while e >= 0 and count < most:
         a = owner[e]
@@ -135,22 +121,9 @@ def count_movers(
 
 
 @jit
-def move(
-    j: int,
-    t: int,
-    loss: float,
-    amount: int,
-    first: Counts,
-    cols: Ints,
-    vals: Scores,
-    held: Flags,
-    owner: Ints,
-    head: Counts,
-    after: Counts,
-    slots: Counts,
-    cost: Floats,
-) -> None:
+def move(j: int, t: int, loss: float, amount: int, seats: Seats, cost: Floats) -> None:
     """Moves so many of them; rows before free slots."""
+    first, cols, vals, held, owner, head, after, slots = seats
     e, before = head[j], -1
     while e >= 0 and amount > 0:
         a, following = owner[e], after[e]
@@ -166,7 +139,7 @@ def move(
             held[e], held[to] = False, True
             after[to] = head[t]
             head[t] = to
-            note_moves(np.int64(a), first, cols, vals, held, cost)
+            note_moves(np.int64(a), seats, cost)
         e = following
     if amount > 0:
         slots[j] -= amount
@@ -214,23 +187,11 @@ def place_slots(free: int, prices: Floats, load: Counts, room: Counts, slots: Co
 
 
 @jit
-def exact_flow(
-    need: Ints,
-    first: Counts,
-    cols: Ints,
-    vals: Scores,
-    room: Counts,
-    prices: Floats,
-    held: Flags,
-    inside: Flags,
-) -> tuple[int, int]:
+def exact_flow(lists: Lists, room: Counts, prices: Floats, held: Flags, inside: Flags) -> tuple[int, int]:
     """Finds the optimal places of contested rows, starting from prices that are about right, and the prices.
 
     Args:
-        need: [m], see above.
-        first: [m + 1].
-        cols: [entries].
-        vals: [entries].
+        lists: the contested rows.
         room: [k] the slots that settled rows leave.
         prices: [k], changed in place.
         held: [entries], which candidates each row takes in the end, written here.
@@ -240,18 +201,20 @@ def exact_flow(
         An expert that holds too many, with no chain to one with room among the candidates: -1 if it is solved. And the
         number of chains.
     """
-    k, entries = prices.shape[0], first[need.shape[0]]
+    _, _, first, cols, vals = lists
+    k, entries = prices.shape[0], cols.shape[0]
     load, slots, excess = np.zeros(k, np.int64), np.zeros(k, np.int64), np.empty(k, np.int64)
     owner, head, after = np.empty(entries, np.int32), np.empty(k, np.int64), np.empty(entries, np.int64)
     distance, parent = np.empty(k), np.empty(k, np.int64)
-    seat_rows(need, first, cols, vals, prices, held, load)
-    link_seats(need, first, cols, held, owner, head, after)
+    seats = (first, cols, vals, held, owner, head, after, slots)
+    seat_rows(lists, prices, held, load)
+    link_seats(seats)
     place_slots(room.sum() - load.sum(), prices, load, room, slots)
     # Where rows have left, costs are lower bounds, which serve the search as well: what a chain relies on is looked at
     # before it is taken, and computed anew if no row can move for it any more.
     cost = np.full((k, k), np.inf)
-    for a in range(need.shape[0]):
-        note_moves(a, first, cols, vals, held, cost)
+    for a in range(first.shape[0] - 1):
+        note_moves(a, seats, cost)
     over = 0
     for j in range(k):
         for t in range(k if slots[j] > 0 else 0):
@@ -272,9 +235,9 @@ def exact_flow(
         amount, t = -excess[end], end
         while parent[t] >= 0 and amount > 0:
             j = parent[t]
-            amount = count_movers(j, t, cost[j, t], amount, first, cols, vals, held, owner, head, after, slots)
+            amount = count_movers(j, t, cost[j, t], amount, seats)
             if amount == 0:
-                leave_cost(j, first, cols, vals, held, owner, head, after, slots, cost[j])
+                leave_cost(j, seats, cost[j])
             t = j
         if amount == 0:
             continue
@@ -285,6 +248,6 @@ def exact_flow(
         t = end
         while parent[t] >= 0:  # from the end back, so that no link finds rows that have just arrived
             j = parent[t]
-            move(j, t, cost[j, t], amount, first, cols, vals, held, owner, head, after, slots, cost)
+            move(j, t, cost[j, t], amount, seats, cost)
             t = j
     return -1, chains

@@ -3,14 +3,14 @@
 # pyright: reportArgumentType=false, reportReturnType=false
 """Prices: Newton steps on the smoothed dual of contested rows, with less and less smoothing.
 
-Legend: k experts, m contested rows; row a of the list is row `rows[a]` of the matrix, has the candidates
-`first[a]:first[a + 1]` of `cols` and `vals` and takes `need[a]` of them. An expert whose price is +inf is closed.
+Legend: k experts, m contested rows. An expert whose price is +inf is closed. `_records.py` has the types.
 """
 
 import numpy as np
 
 from equipoise._core._jit import jit, jit_vector
-from equipoise.assignment._kernels._contested import Counts, Floats, Ints, Scores, copy_to, insert
+from equipoise.assignment._kernels._contested import copy_to, insert
+from equipoise.assignment._kernels._records import Floats, Ints, Lists
 from equipoise.assignment._kernels._smoothing import REACH, demand_of_lists, demand_of_slots
 
 # How far a step may move two experts apart that share rows, in units of mu. After more than half of that, the next step
@@ -133,26 +133,11 @@ def conjugate_gradients(matrix: Floats, right: Floats) -> Floats:
 
 
 @jit
-def narrow(
-    rows: Ints,
-    need: Ints,
-    first: Counts,
-    cols: Ints,
-    vals: Scores,
-    prices: Floats,
-    reach: float,
-    fixed: Floats,
-    counts: Floats,
-    z: Ints,
-) -> int:
+def narrow(lists: Lists, prices: Floats, reach: float, fixed: Floats, counts: Floats, z: Ints) -> Lists:
     """Drops candidates that are out of reach, in place, and rows that are left without a choice; counts demand.
 
     Args:
-        rows: [m], see above.
-        need: [m].
-        first: [m + 1].
-        cols: [entries].
-        vals: [entries].
+        lists: the contested rows, overwritten.
         prices: [k].
         reach: how far an offer may be from the one that decides.
         fixed: [k] what rows without a choice take; those that are dropped are added.
@@ -160,8 +145,9 @@ def narrow(
         z: [n, K] what rows take for certain, completed here.
 
     Returns:
-        How many rows are left.
+        The rows and candidates that are left.
     """
+    rows, need, first, cols, vals = lists
     k, m, entry = prices.shape[0], 0, 0
     top, open_demand = np.empty(k + 1), np.zeros(k)
     begin = first[0]
@@ -206,7 +192,7 @@ def narrow(
             first[m] = entry
     for j in range(k):
         counts[j] = fixed[j] + open_demand[j]
-    return m
+    return rows[:m], need[:m], first[: m + 1], cols[:entry], vals[:entry]
 
 
 @jit
@@ -259,11 +245,7 @@ def strayed(prices: Floats, begin: Floats, radius: Floats) -> bool:
 
 @jit
 def descend(
-    rows: Ints,
-    need: Ints,
-    first: Counts,
-    cols: Ints,
-    vals: Scores,
+    lists: Lists,
     fixed: Floats,
     target: Floats,
     free: float,
@@ -273,17 +255,13 @@ def descend(
     radius: Floats,
     deviation: Floats,
     z: Ints,
-) -> tuple[int, float, int]:
+) -> tuple[int, float, Lists]:
     """Newton steps on contested rows with less and less smoothing, until counts are within `goal` rows of balance.
 
     Changes the prices, and the lists: rows that the smoothing no longer reaches take their best offers for certain.
 
     Args:
-        rows: [m], see above.
-        need: [m].
-        first: [m + 1].
-        cols: [entries].
-        vals: [entries].
+        lists: the contested rows, overwritten.
         fixed: [k] what settled rows and certain offers take; what is certain now is added.
         target: [k] what all rows and free slots are to take.
         free: the number of free slots.
@@ -295,7 +273,7 @@ def descend(
         z: [n, K] what rows take for certain, completed here.
 
     Returns:
-        How it ended, the last mu, and how many rows are left in the lists.
+        How it ended, the last mu, and what is left of the lists.
     """
     k = prices.shape[0]
     demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
@@ -305,7 +283,7 @@ def descend(
     while True:
         copy_to(fixed, demand)
         pairs[:] = 0.0
-        demand_of_lists(need, first, cols, vals, prices, mu, demand, pairs)
+        demand_of_lists(lists, prices, mu, demand, pairs)
         weigh_experts(pairs, mu, rate)
         if free > 0:
             demand_of_slots(free, prices, mu, demand, pairs)
@@ -341,19 +319,19 @@ def descend(
         unsettled = (length > STEP / 2 and wrong > 0.25 * goal) or wrong > 0.1 * wanted
         if unsettled and stays < MOST_STAYS:
             continue
-        before = first[need.shape[0]]
         following = mu / 4 if stays == 1 else mu / 2
         # Prices follow a smooth path as mu falls; at first there is one point of it, and the factor is 0.
         extrapolate(prices, path, (following - mu) / (mu - last_mu))
         last_mu = mu
-        m = narrow(rows, need, first, cols, vals, prices, REACH * following, fixed, counts, z)
-        rows, need, first = rows[:m], need[:m], first[: m + 1]
+        before = lists[3].shape[0]
+        lists = narrow(lists, prices, REACH * following, fixed, counts, z)
+        entries = lists[3].shape[0]
         excess = misplaced(counts, target, prices, rate, STEP * mu)
-        tied = tied + 1 if excess > 0.9 * last and first[m] > 0.9 * before else 0
+        tied = tied + 1 if excess > 0.9 * last and entries > 0.9 * before else 0
         last = excess
-        if excess <= goal or m == 0 or tied == MOST_TIED:
-            status = REACHED if excess <= goal else TIED if m > 0 else LOST
+        if excess <= goal or entries == 0 or tied == MOST_TIED:
+            status = REACHED if excess <= goal else TIED if entries > 0 else LOST
             break
         mu = following
         stays = 0
-    return status, mu, need.shape[0]
+    return status, mu, lists

@@ -10,15 +10,9 @@ and a selection in linear time where a bound holds, instead of chains of moves.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._contested import Scores
-
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+from equipoise.assignment._kernels._records import Counts, Flags, Floats, Ints, Scores
 
 
 @jit

@@ -24,7 +24,8 @@ import numpy as np
 
 from equipoise._core._jit import jit, jit_vector
 from equipoise._core._vector import larger, smaller
-from equipoise.assignment._kernels._contested import Counts, Flags, Floats, Ints, Scores, best_offer, insert
+from equipoise.assignment._kernels._contested import best_offer, insert
+from equipoise.assignment._kernels._records import Floats, Lists, Problem, Scores
 
 # A share is 0 where an offer trails by more than this many mu.
 REACH = 15.0
@@ -96,10 +97,9 @@ def shares(offers: Floats, width: int, need: int, mu: float, x: Floats, weight: 
 
 
 @jit
-def demand_of_lists(
-    need: Ints, first: Counts, cols: Ints, vals: Scores, prices: Floats, mu: float, demand: Floats, pairs: Floats
-) -> None:
+def demand_of_lists(lists: Lists, prices: Floats, mu: float, demand: Floats, pairs: Floats) -> None:
     """Adds the shares of contested rows to the demand, and their weights to the pairs of experts, on either side."""
+    _, need, first, cols, vals = lists
     k, inverse = prices.shape[0], 1 / mu
     offers, x, weight = np.empty(k), np.empty(k), np.empty(k)
     mean = first[need.shape[0]] / max(1, need.shape[0])
@@ -171,20 +171,12 @@ def _soft_row(row: Scores, prices: Scores, best: float, inverse: float, out: Sco
 
 
 @jit
-def open_with_sinkhorn(
-    scores: Scores,
-    mask: Flags,
-    stride: int,
-    top_k: int,
-    target: Floats,
-    free: float,
-    prices: Floats,
-    mu: float,
-) -> None:
-    """Three of Sinkhorn's steps at a large mu: price_j grows by mu log(demand_j / target_j).
+def open_with_sinkhorn(problem: Problem, stride: int, top_k: int, prices: Floats, mu: float) -> None:
+    """Three of Sinkhorn's steps on every `stride`-th row at a large mu: price_j grows by mu log(demand_j / target_j).
 
     Brings experts near that start with hardly a row, or with nearly all of them, where Newton's model does not hold.
     """
+    scores, mask, _, target, free = problem
     k = prices.shape[0]
     demand, pairs, own = np.empty(k), np.empty((k, k)), np.empty(k, scores.dtype)
     offers, x, weight, out = np.empty(k), np.empty(k), np.empty(k), np.empty(k, scores.dtype)
@@ -206,11 +198,11 @@ def open_with_sinkhorn(
                 for j in range(k):
                     demand[j] += x[j]
         if free > 0:
-            demand_of_slots(free, prices, mu, demand, pairs)
+            demand_of_slots(free / stride, prices, mu, demand, pairs)
         least = np.inf
         for j in range(k):
             if prices[j] < np.inf:
-                prices[j] += mu * np.log(max(demand[j], 1e-3 * target[j]) / target[j])
+                prices[j] += mu * np.log(max(demand[j] * stride / target[j], 1e-3))
                 least = min(least, prices[j])
         for j in range(k):
             prices[j] -= least

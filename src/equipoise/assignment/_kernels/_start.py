@@ -9,19 +9,9 @@ Legend: n rows, k experts, K experts a row. A sample is every `stride`-th row. A
 import numpy as np
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._contested import (
-    Counts,
-    Flags,
-    Floats,
-    Ints,
-    Scores,
-    collect,
-    copy_to,
-    less_least,
-    spreads,
-    survey,
-)
+from equipoise.assignment._kernels._contested import collect, copy_to, less_least, spreads, survey
 from equipoise.assignment._kernels._newton import LOST, REACHED, TIED, descend, misplaced
+from equipoise.assignment._kernels._records import Floats, Ints, Problem
 from equipoise.assignment._kernels._smoothing import REACH, open_with_sinkhorn
 
 # Rows of the first sample, for each expert and at least; each next sample has four times as many. With 256 at least,
@@ -68,26 +58,26 @@ def median(x: Floats) -> float:
 
 
 @jit
-def spread(scores: Scores, mask: Flags, prices: Floats, top_k: int) -> float:
+def spread(problem: Problem, prices: Floats, top_k: int) -> float:
     """How far offers differ that a row might take: the best and the one of the upper quartile, in the median row.
 
     Not the mean: many routers bar an expert with a huge negative score.
     """
+    scores = problem[0]
     n, k = scores.shape
     stride, rank = max(1, n // SPREAD_ROWS), min(k, top_k + 1 + (k - top_k) // 4)
     out = np.empty(-(-n // stride))
-    count = spreads(scores, mask, prices.astype(scores.dtype), stride, top_k, rank, out)
+    count = spreads(problem, prices.astype(scores.dtype), stride, top_k, rank, out)
     return median(out[:count]) if count > 0 else 0.0
 
 
 @jit
-def accepts(
-    scores: Scores, mask: Flags, stride: int, top_k: int, target: Floats, free: float, rows: int, prices: Floats
-) -> bool:
+def accepts(problem: Problem, stride: int, top_k: int, rows: int, prices: Floats) -> bool:
     """Whether the rows of a sample would choose experts as often as they have room, but for chance."""
+    scores, _, _, target, _ = problem
     k = prices.shape[0]
     counts = np.empty(k)
-    asked = survey(scores, mask, prices.astype(scores.dtype), stride, top_k, counts)
+    asked = survey(problem, prices.astype(scores.dtype), stride, top_k, counts)
     taken = asked * top_k
     wrong = misplaced(counts, target * (asked / max(rows, 1)), prices, counts, 0.0)
     # By chance alone 0.4 sqrt(taken k) are, with a standard deviation of 0.3 sqrt(taken).
@@ -105,77 +95,33 @@ def radius_of(deviation: Floats, factor: float, status: int, mu: float, radius: 
 
 @jit
 def descend_on_sample(
-    scores: Scores,
-    mask: Flags,
-    stride: int,
-    target: Floats,
-    free: float,
-    goal: float,
-    prices: Floats,
-    mu: float,
-    radius: Floats,
-    deviation: Floats,
-    z: Ints,
+    problem: Problem, stride: int, goal: float, prices: Floats, mu: float, radius: Floats, deviation: Floats, z: Ints
 ) -> tuple[int, float]:
     """Newton steps on the contested rows of a sample; the least price becomes 0.
 
     Returns:
         How it ended, and the last mu.
     """
-    n, k = scores.shape
-    size, kind = -(-n // stride), scores.dtype
-    rows, need, first = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size + 1, np.int64)
-    cols, vals = np.empty(size * k, np.int32), np.empty(size * k, kind)
-    counts, leads = np.zeros(k, np.int64), np.zeros((k, k), kind)
+    target, free = problem[3:]
     begin = np.int64(0)  # a variable, since the literal 0 has a type of its own, and would be compiled for on its own
-    m, illegal = collect(
-        scores, mask, prices, radius, begin, n, stride, z, counts, rows, need, first, cols, vals, leads
-    )
+    lists, settled, illegal = collect(problem, prices, radius, begin, problem[0].shape[0], stride, z)
     if illegal >= 0:
         return OVERFLOWED, mu
-    status, mu, _ = descend(
-        rows[:m],
-        need[:m],
-        first[: m + 1],
-        cols,
-        vals,
-        counts.astype(np.float64),
-        target / stride,
-        free / stride,
-        prices,
-        mu,
-        goal,
-        radius,
-        deviation,
-        z,
-    )
+    fixed = settled[0].astype(np.float64)
+    status, mu, _ = descend(lists, fixed, target / stride, free / stride, prices, mu, goal, radius, deviation, z)
     less_least(prices)
     return status, mu
 
 
 @jit
-def start_prices(
-    scores: Scores,
-    mask: Flags,
-    capacity: Counts,
-    target: Floats,
-    free: float,
-    warm: bool,
-    prices: Floats,
-    radius: Floats,
-    z: Ints,
-) -> tuple[int, int]:
+def start_prices(problem: Problem, warm: bool, prices: Floats, radius: Floats, z: Ints) -> tuple[int, int]:
     """Finds prices to start from.
 
     Equal ones if a sample of the rows accepts them, else those given if it accepts those, else Newton steps on the
     sample; then on four times as many rows, and so on.
 
     Args:
-        scores: [n, k].
-        mask: [n].
-        capacity: [k].
-        target: [k] what all rows and free slots are to take.
-        free: the number of free slots.
+        problem: all rows.
         warm: whether prices are given.
         prices: [k], changed in place.
         radius: [k], how far each price may still move: written here.
@@ -184,6 +130,7 @@ def start_prices(
     Returns:
         How the last descent ended, and where the prices come from.
     """
+    scores, mask, capacity = problem[:3]
     n, k = scores.shape
     top_k, rows, stride = z.shape[1], mask.sum(), first_stride(n, k)
     given, deviation = prices.copy(), np.empty(k)
@@ -191,28 +138,27 @@ def start_prices(
         prices[j] = np.inf if capacity[j] == 0 else 0.0
         given[j] += prices[j]
     origin = EQUAL
-    if not accepts(scores, mask, stride, top_k, target, free, rows, prices):
+    if not accepts(problem, stride, top_k, rows, prices):
         origin = FOUND
         less_least(given)
-        if warm and accepts(scores, mask, stride, top_k, target, free, rows, given):
+        if warm and accepts(problem, stride, top_k, rows, given):
             copy_to(given, prices)
             origin = GIVEN
-    mu = spread(scores, mask, prices, top_k) / 2
+    mu = spread(problem, prices, top_k) / 2
     if not mu < np.inf:
         return OVERFLOWED, origin
     if mu == 0:
         radius[:] = 0.0
         return TIED, origin
     if origin == FOUND:
-        coarse = FINER * stride - 1  # at this mu few rows tell enough
-        open_with_sinkhorn(scores, mask, coarse, top_k, target / coarse, free / coarse, prices, mu)
+        open_with_sinkhorn(problem, FINER * stride - 1, top_k, prices, mu)  # at this mu few rows tell enough
     mu /= 4
     radius[:] = 3 * mu
     again, first, first_mu = 0, prices.copy(), mu
     while True:
         goal = 0.25 * np.sqrt(k * top_k * rows / stride)  # what a count of so many rows cannot tell
         before = prices.copy()
-        status, last_mu = descend_on_sample(scores, mask, stride, target, free, goal, prices, mu, radius, deviation, z)
+        status, last_mu = descend_on_sample(problem, stride, goal, prices, mu, radius, deviation, z)
         if status == OVERFLOWED:
             return OVERFLOWED, origin
         if status == LOST and origin == FOUND:
