@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Same input, same output: for any number of threads, from several of them, after a fork, without a cache."""
 
+import itertools
 import multiprocessing
 import shutil
 import threading
@@ -14,6 +15,7 @@ import torch
 
 import equipoise as eq
 from equipoise._core import _threads
+from equipoise.assignment._kernels import _smoothing
 from support.families import draw_scores
 from support.methods import METHODS
 
@@ -93,6 +95,23 @@ def test_after_a_fork() -> None:
     with multiprocessing.get_context("fork").Pool(2) as children:
         for name, result in zip(PROBLEMS, children.map_async(solve_in_child, PROBLEMS).get(30), strict=True):
             check_same(expected[name], [torch.from_numpy(x) for x in result])
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_where_arrays_lie_in_memory_does_not_matter(kind: type) -> None:
+    """Compiled loops have a version for arrays that may overlap; it must round like the other."""
+    found: dict[tuple[str, int], set[bytes]] = {}
+    for size, apart in itertools.product((5, 13, 20, 31), range(0, 80, 3)):
+        row, zeros = np.random.default_rng(0).normal(size=size).astype(kind), np.zeros(size, kind)
+        space = np.zeros(3 * (size + apart), kind)
+        offers, x, weight = (space[i * (size + apart) :][:size] for i in range(3))
+        offers[:] = row
+        total = _smoothing._soft_row(offers, zeros, row.max(), kind(2.0), x)
+        found.setdefault(("softmax", size), set()).add(np.append(x, total).tobytes())
+        for need in (1, 3) if kind is np.float64 else ():
+            total = _smoothing.shares(offers, size, need, 0.5, x, weight)
+            found.setdefault((f"{need} a row", size), set()).add(np.concatenate([x, weight, [total]]).tobytes())
+    assert {name: len(results) for name, results in found.items() if len(results) > 1} == {}
 
 
 class TestRunBlocks:

@@ -31,7 +31,11 @@ def jit_inline(function: F) -> F:
 
 
 def jit_vector(function: F) -> F:
-    """Compiles loops that look for maxima, where order cannot matter, or form sums that need not be exact."""
+    """Compiles loops that look for maxima, where order cannot matter, or form sums that need not be exact.
+
+    A loop that sums may not store as well. LLVM would compile it twice, with vectors and without, and choose between
+    the two by where the arrays lie in memory: the same call would round in one way or the other.
+    """
     return _compile(function, fastmath=_FASTMATH)
 
 

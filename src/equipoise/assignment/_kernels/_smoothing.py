@@ -58,6 +58,7 @@ def shares(offers: Floats, width: int, need: int, mu: float, x: Floats, weight: 
         total = 0.0
         for t in range(width):
             x[t] = soft_exp((offers[t] - best) * inverse)
+        for t in range(width):  # in a loop of its own: see `jit_vector`
             total += x[t]
         for t in range(width):
             x[t] /= total
@@ -83,6 +84,7 @@ def shares(offers: Floats, width: int, need: int, mu: float, x: Floats, weight: 
             half = 1.0 / (1.0 + soft_exp(-abs(u))) - 0.5
             x[t] = 0.5 + np.copysign(half, u)
             weight[t] = 0.25 - half * half
+        for t in range(width):
             taken += x[t]
             total += weight[t]
         if abs(taken - need) < 0.01:
@@ -164,9 +166,9 @@ def demand_of_slots(free: float, prices: Floats, mu: float, demand: Floats, pair
 def _soft_row(row: Scores, prices: Scores, best: float, inverse: float, out: Scores) -> float:
     total = row[0] * 0
     for j in range(row.shape[0]):
-        e = soft_exp((row[j] - prices[j] - best) * inverse)
-        out[j] = e
-        total += e
+        out[j] = soft_exp((row[j] - prices[j] - best) * inverse)
+    for j in range(row.shape[0]):
+        total += out[j]
     return total
 
 
