@@ -99,35 +99,6 @@ def settled_for_sure(leads: Scores, prices: Floats) -> bool:
 
 
 @jit
-def list_better(leads: Scores, before: Floats, after: Floats, radius: Floats) -> None:
-    """Widens the radius of two experts, from the earlier prices, where a settled row prefers one to the other now."""
-    for j in range(before.shape[0]):
-        for t in range(before.shape[0]):
-            lead = np.float64(leads[j, t])
-            if t != j and after[t] < np.inf and lead < after[j] - after[t]:
-                cost = lead - before[j] + before[t]
-                radius[j] = max(radius[j], cost)
-                radius[t] = max(radius[t], cost)
-
-
-@jit
-def open_doors(leads: Scores, prices: Floats, inside: Flags, radius: Floats) -> None:
-    """Widens the radius of experts so that settled rows can leave those that chains reach, where it costs least."""
-    k, least = prices.shape[0], np.inf
-    for j in range(k):
-        for t in range(k):
-            if inside[j] and not inside[t] and prices[t] < np.inf:
-                least = min(least, np.float64(leads[j, t]) - prices[j] + prices[t])
-    for j in range(k):
-        for t in range(k):
-            if inside[j] and not inside[t] and prices[t] < np.inf:
-                cost = np.float64(leads[j, t]) - prices[j] + prices[t]
-                if cost <= 2 * least:
-                    radius[j] = max(radius[j], cost)
-                    radius[t] = max(radius[t], cost)
-
-
-@jit
 def total_value(scores: Scores, z: Ints) -> tuple[float, float]:
     """The sum of the scores assigned, and that of their magnitudes."""
     value, magnitude = 0.0, 0.0

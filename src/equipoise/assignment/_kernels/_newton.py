@@ -13,7 +13,7 @@ from equipoise.assignment._kernels._contested import copy_to, insert
 from equipoise.assignment._kernels._records import Floats, Ints, Lists
 from equipoise.assignment._kernels._smoothing import REACH, demand_of_lists, demand_of_slots
 
-# How far a step may move two experts apart that share rows, in units of mu. After more than half of that, the next step
+# How far a step may move two experts apart, in units of mu. After more than half of that, the next step
 # is at the same mu.
 STEP = 4.0
 # What ties every price to where it is, as a part of the expert's rows: it decides only where rows are few. And how far
@@ -51,12 +51,12 @@ def laplacian(pairs: Floats) -> None:
 def newton_step(
     prices: Floats, demand: Floats, target: Floats, hessian: Floats, mu: float, wrong: float, step: Floats
 ) -> float:
-    """Writes a Newton step for the prices, limited between experts that share rows, and in all.
+    """Writes a Newton step for the prices, limited in length; 0 for closed experts.
 
     `wrong`: how many rows of an expert may be misplaced in the end.
 
     Returns:
-        How far the step would have moved two such experts apart, in units of mu.
+        How far the step would have moved two experts apart, in units of mu.
     """
     k = prices.shape[0]
     right, held_back = np.zeros(k), False
@@ -70,19 +70,13 @@ def newton_step(
         else:
             hessian[j, j] = 1.0
     copy_to(conjugate_gradients(hessian, right), step)
-    longest = 0.0
+    least, most = np.inf, -np.inf
     for j in range(k):
         if prices[j] < np.inf:
-            for t in range(k):
-                apart = step[t] - step[j] if prices[t] < np.inf else 0.0
-                if apart > longest:
-                    # Rows that hardly weigh in this pair weigh e times as much for every mu that the two come closer.
-                    weak = max(-hessian[j, t], 1e-7 * hessian[j, j] + 1e-300)
-                    apart *= STEP / (STEP + max(0.0, np.log(0.01 * hessian[j, j] / weak)))
-                    longest = max(longest, apart)
-    scale = mu * min(1.0, STEP / max(longest, 1e-300))
+            least, most = min(least, step[j]), max(most, step[j])
+    longest = most - least
     for j in range(k):
-        step[j] = scale * step[j] if prices[j] < np.inf else 0.0
+        step[j] *= mu * min(1.0, STEP / max(longest, 1e-300))
     return max(longest, STEP) if held_back else longest
 
 
@@ -278,7 +272,7 @@ def descend(
     k = prices.shape[0]
     demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
     begin, path, last_mu, rate = prices.copy(), prices.copy(), np.inf, np.empty(k)
-    stays, tied, excess, steps, slope = 0, 0, np.inf, 0, 0.0
+    stays, tied, excess, steps = 0, 0, np.inf, 0
     wanted, last, status = target.sum() - free, np.inf, LOST
     while True:
         copy_to(fixed, demand)
@@ -287,19 +281,6 @@ def descend(
         weigh_experts(pairs, mu, rate)
         if free > 0:
             demand_of_slots(free, prices, mu, demand, pairs)
-        if stays > 0 and steps < MOST_STEPS:
-            # The dual is convex: if its slope along the last step has turned, the step went too far.
-            turned = 0.0
-            for j in range(k):
-                turned += (demand[j] - target[j]) * step[j]
-            if turned < -0.3 * slope:
-                steps += 1
-                back = 1.0 - slope / (slope - turned)
-                for j in range(k):
-                    prices[j] -= back * step[j]
-                    step[j] *= 1.0 - back
-                slope *= 1.0 - back
-                continue
         laplacian(pairs)
         wrong = 0.0
         for j in range(k):
@@ -310,10 +291,8 @@ def descend(
         steps += 1
         stays += 1
         length = newton_step(prices, demand, target, pairs, mu, 2 * goal / k, step)
-        slope = 0.0
         for j in range(k):
             prices[j] += step[j]
-            slope += (demand[j] - target[j]) * step[j]
         if strayed(prices, begin, radius):
             break
         unsettled = (length > STEP / 2 and wrong > 0.25 * goal) or wrong > 0.1 * wanted

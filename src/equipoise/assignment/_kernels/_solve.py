@@ -4,7 +4,7 @@
 """Solve and prove: what is left of a problem once its settled rows are known.
 
 Newton steps on the contested rows leave few that a price could still move. Chains of moves run on those few first. If
-that does not end in a proof, they run on all contested rows. If that does not either, the radius is widened.
+that does not end in a proof, they run on all contested rows. If that does not either, the caller widens the radius.
 
 Legend: n rows, k experts, K experts a row, m contested rows. `_records.py` has the types.
 """
@@ -12,7 +12,7 @@ Legend: n rows, k experts, K experts a row, m contested rows. `_records.py` has 
 import numpy as np
 
 from equipoise._core._jit import jit
-from equipoise.assignment._kernels._books import list_better, open_doors, prove, settled_for_sure, take_held
+from equipoise.assignment._kernels._books import prove, settled_for_sure, take_held
 from equipoise.assignment._kernels._contested import copy_to, less_least
 from equipoise.assignment._kernels._flow import exact_flow
 from equipoise.assignment._kernels._newton import LOST, descend
@@ -20,8 +20,6 @@ from equipoise.assignment._kernels._records import Counts, Flags, Floats, Ints, 
 
 # How it ends: proved; chains find no room; settled rows have better offers; contested rows have. Or prices are lost.
 PROVED, STUCK, BETTER, MISSED = LOST + 1, LOST + 2, LOST + 3, LOST + 4
-# So much wider is the radius where prices are lost. With 4, clusters of nearly equal rows take 1.4 times as long.
-WIDER = 8
 
 
 @jit
@@ -64,7 +62,7 @@ def solve_contested(
         settled: what is known of the others.
         mu: the first width of Newton steps; 0: none are made.
         prices: [k], changed in place; without a proof, those at which to settle rows again.
-        radius: [k], widened where there is no proof.
+        radius: [k], how far each price may move with the candidates that are listed.
         z: [n, K], completed here.
 
     Returns:
@@ -83,7 +81,6 @@ def solve_contested(
         few = own[0].shape[0]
         less_least(prices)
         if status == LOST:
-            radius *= WIDER
             return status, 0.0, 0.0, 0, few
         copy_to(prices, before)
         room = slots - fixed.astype(np.int64)
@@ -92,12 +89,6 @@ def solve_contested(
             return PROVED, value, regret, chains, few
     copy_to(before, prices)
     status, value, regret, more = place(problem, rows, lists, slots - certain, leads, prices, inside, z)
-    if status == STUCK:  # rows that are shut in with an overfull expert need a way out
-        open_doors(leads, before, inside, radius)
-    elif status == BETTER:
-        list_better(leads, before, prices, radius)
-    elif status == MISSED:
-        radius *= 2
     if status != PROVED:
         copy_to(before, prices)
     return status, value, regret, chains + more, few
