@@ -142,11 +142,11 @@ class TestRunBlocks:
 # even root, for whom the permissions of a read-only installation do not count.
 WITHOUT_CACHE = """
 import torch, equipoise as eq
-from equipoise.assignment._kernels import _small
+from equipoise.assignment._kernels import _place
 
 a = eq.assign(torch.tensor([[3.0, 1.0], [3.0, 0.0], [3.0, 2.5], [0.0, 1.0]]))
 print(eq.__file__)
-print(a.z.tolist(), a.value.item(), a.gap.item(), _small.solve_small.stats.cache_path)
+print(a.z.tolist(), a.value.item(), a.gap.item(), _place.solve_small.stats.cache_path)
 """
 
 

@@ -38,6 +38,13 @@ def check_start(
         raise ValueError("prices must be finite, got a NaN or an infinity: pass an earlier Assignment's .prices")
 
 
+def find_illegal_row(scores: Matrix, mask: NDArray[np.bool_], capacity: NDArray[np.int64], top_k: int) -> int:
+    """The first row that holds a NaN or +inf or may take too few experts; -1 if there is none."""
+    legal = (scores < np.inf).all(1) & (((scores > -np.inf) & (capacity > 0)).sum(1) >= top_k)
+    illegal = np.flatnonzero(mask & ~legal)
+    return int(illegal[0]) if len(illegal) else -1
+
+
 def illegal_scores(scores: Matrix, capacity: NDArray[np.int64], top_k: int, row: int, problem: int) -> ValueError:
     """The error for a row that holds a NaN or +inf, or may go nowhere."""
     where = f"row {row}" if problem == 0 else f"row {row} of problem {problem}"

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default solver on the CPU: settle, solve what is left, prove.
+"""The default solver on the CPU: find prices, settle rows, solve what is left, prove.
 
-The order of work for one large problem, each part a compiled kernel (`_kernels`):
+The order of work for one large problem, with the file of `_kernels` that each part is in:
 
-1. Prices (`_start.py`, `_smoothing.py`, `_newton.py`). Equal ones if a sample of the rows accepts them, those of a warm
-   start if it accepts those, else Newton steps on the sample; then on four times as many rows, and so on.
+1. Prices. Equal ones if a sample of the rows accepts them, those of a warm start if it accepts those, else Newton
+   steps (`_newton.py`, `_smoothing.py`) on the sample; then on four times as many rows, and so on.
 2. Settle (`_contested.py`). One pass over the matrix. A row whose K-th best offer leads the next by more than prices
    can still move is settled. The rest are contested, with the few candidates that are near.
-3. Solve (`_solve.py`). Newton steps on the contested rows (`_newton.py`), then exact shortest chains of moves
-   (`_flow.py`): of the few rows that Newton steps left, and of all contested rows if that does not end in a proof.
+3. Solve. Newton steps on the contested rows, then exact shortest chains of moves (`_flow.py`) of the few rows whose
+   choice these steps left open.
 4. Prove (`_books.py`). No settled row has a better offer if its lead covers the difference of the final prices; the
-   least lead for each pair of experts was noted in the pass. Contested rows are read once more. If a row has a better
-   offer, step 2 is repeated at the prices of the Newton steps, with a larger radius.
+   least lead for each pair of experts was noted in the pass. Contested rows are read once more.
 
-Where rows come in clusters, scores have a low rank or sigmoids saturate, prices move further than candidates were
-listed for. Then the same is done again with a larger radius. The last resort is chains of moves with all candidates.
+If prices move further than candidates were listed for, or a row has a better offer, the pass is repeated with a larger
+radius: where rows come in clusters, scores have a low rank or sigmoids saturate. The last resort is chains of moves
+with all candidates, and that is what problems of few rows begin with (`_place.py`).
 
-Problems of few rows go to step 3 at once, with every expert a candidate of every row. `docs/assignment.md` has the
-derivation. Legend: b problems, n rows, k experts, K experts a row, m contested rows.
+`docs/assignment.md` has the derivation. Legend: b problems, n rows, k experts, K experts a row, m contested rows.
 """
 
 import math
@@ -27,20 +26,32 @@ import torch
 from torch import Tensor
 
 from equipoise._core._threads import cut, run_blocks
-from equipoise.assignment._infeasible import check_start, illegal_scores, no_room
-from equipoise.assignment._kernels import _books, _contested, _flow, _newton, _small, _solve, _start
+from equipoise.assignment._infeasible import check_start, find_illegal_row, illegal_scores, no_room
+from equipoise.assignment._kernels import _books, _contested, _newton, _place, _smoothing
 from equipoise.assignment._kernels._records import Counts, Flags, Floats, Ints, Lists, Problem, Scores, Settled
 
 # With so many rows, or no more than experts, chains alone take less time than the passes that save work on many rows.
 SMALL_ROWS = 128
 # Rows that one thread reads at a time; results do not depend on it.
 BLOCK_ROWS = 8192
+# Rows of the first sample, for each expert and at least; each next sample has four times as many. With 256 at least,
+# 4,096 x 16 is 10% faster, but one of 30 matrices of 8,192 x 16 took 25 times as long.
+SAMPLE_ROWS, LEAST_SAMPLE, FINER = 16, 1024, 4
+# Rows that tell how far offers differ.
+SPREAD_ROWS = 64
+# Where offers differ by less, what is computed from the differences would lose its digits.
+TINY = 1e-280
+# How far a price may still move: this part of the largest of k normal errors, sqrt(2 log k) standard deviations of what
+# the rows that were asked leave unknown of a price.
+RADIUS = 0.7
+# The first width of the smoothing, as a part of the radius: candidates that are further away have next to no share.
+FIRST_MU = 1 / 3
+# So much wider is the radius where prices are lost. With 4, clusters of nearly equal rows take 1.4 times as long.
+WIDER = 8
 # With more contested rows than this part of all, a wider radius would only repeat the chains.
 NEARLY_ALL = 0.9
-# So much wider is the radius where there is no proof. With 4, clusters of nearly equal rows take 1.4 times as long.
-WIDER = 8
-# Passes over the matrix after which every expert becomes a candidate of every row.
-MOST_PASSES = 16
+# Passes over samples and the matrix after which every expert becomes a candidate of every row.
+MOST_PASSES = 24
 
 
 def primal_dual(
@@ -101,18 +112,21 @@ def primal_dual(
     )
 
 
-def _solve_small(s: Scores, rows: Flags, c: Counts, p: Floats, z: Ints, value: Floats, gap: Floats) -> None:
+def _solve_small(
+    s: Scores, rows: Flags, c: Counts, p: Floats, z: Ints, value: Floats, gap: Floats, first: int = 0
+) -> None:
+    """Solves a batch with every expert a candidate of every row; `first` is the number of its first problem."""
     b, n, k = s.shape
     status = np.empty(b, np.int32)
 
     def solve(start: int, stop: int) -> None:
-        _small.solve_small(s, rows, c, start, stop, p, z, value, gap, status)
+        _place.solve_small(s, rows, c, start, stop, p, z, value, gap, status)
 
     run_blocks(solve, cut(b, max(1, BLOCK_ROWS * 4 // (n * k + 1))))
     for i in np.flatnonzero(status >= 0)[:1]:
         if status[i] < n:
-            raise illegal_scores(s[i], c[i], z.shape[2], int(status[i]), int(i))
-        raise no_room(s[i], rows[i], c[i], z[i], int(status[i]) - n, int(i))
+            raise illegal_scores(s[i], c[i], z.shape[2], int(status[i]), int(i) + first)
+        raise no_room(s[i], rows[i], c[i], z[i], int(status[i]) - n, int(i) + first)
 
 
 class _Problem:
@@ -125,104 +139,172 @@ class _Problem:
         self, scores: Scores, mask: Flags, capacity: Counts, prices: Floats, z: Ints, index: int, parallel: bool
     ) -> None:
         self.prices, self.z, self.index, self.parallel = prices, z, index, parallel
-        rows = int(mask.sum())
+        self.rows, self.top_k, self.log = int(mask.sum()), z.shape[1], list[str]()
         # Nobody takes more than all rows, whatever the capacity: what is beyond would drown the rest in rounding.
-        target = np.minimum(capacity, rows).astype(np.float64)
-        self.problem: Problem = (scores, mask, capacity, target, float(target.sum() - z.shape[1] * rows))
-        self.log: list[str] = []
+        target = np.minimum(capacity, self.rows).astype(np.float64)
+        self.problem: Problem = (scores, mask, capacity, target, float(target.sum() - self.top_k * self.rows))
 
     def solve(self, warm: bool) -> tuple[float, float]:
-        """Returns the value and the sum of what rows miss."""
-        try:
+        """Returns the value and what rows miss."""
+        with np.errstate(all="ignore"):  # what overflows is looked for, and solved at another scale
             return self._solve(warm)
-        except OverflowError:  # in float64 there is room for what float32 allows; beyond it, lists are done without
-            self.prices[:] = 0.0
-            if self.problem[0].dtype == np.float32:
-                self.problem = (self.problem[0].astype(np.float64), *self.problem[1:])
-                return self.solve(warm=False)
-            return self._solve_listed()
 
     def _solve(self, warm: bool) -> tuple[float, float]:
-        radius, status = self._start(warm)
-        start, ended = self.prices.copy(), status
+        n, k = self.problem[0].shape
+        stride = _odd(n // max(SAMPLE_ROWS * k, LEAST_SAMPLE))
+        noises, spread = self._start(warm, stride)
+        start, radius, deviation = self.prices.copy(), np.full(k, 3 / 8 * spread), np.empty(k)
+        if spread == 0:
+            stride = 1
+        status = _newton.REACHED if spread > 0 else _newton.TIED
         for _ in range(MOST_PASSES):
-            mu = 0.0
+            before = self.prices.copy()
+            lists, settled = self._collect(self.prices, radius, stride)
+            contested, fixed, mu = lists[0].copy(), settled[0].astype(np.float64), 0.0
             if status != _newton.TIED:  # of tied rows smoothing would tell nothing more
-                usual = _start.median(radius.copy())
-                radius, mu = np.maximum(radius, usual), _start.FIRST_MU * usual
-            lists, settled = self._collect(radius)
-            ended, value, gap = self._solve_contested(lists, settled, mu, radius)
-            if ended == _solve.PROVED:
-                return value, gap
-            no_wider = ended != _newton.LOST and len(lists[0]) > NEARLY_ALL * len(self.z)
-            if no_wider or not 0 < radius.max() < np.inf:
+                status, mu, lists = self._descend(lists, fixed, stride, radius, deviation)
+            if stride > 1 and noises > 0:  # the sample would only add its own noise to accepted prices
+                self.prices[:] = before
+                radius = _radius(deviation * math.sqrt(2 * noises / stride), 0.0)
+                stride, status = 1, _newton.REACHED
+            elif status == _newton.LOST:
+                radius *= WIDER
+            elif stride > 1:
+                radius = _radius(deviation, _smoothing.REACH * mu if status == _newton.TIED else 0.0)
+                stride = 1 if stride < 3 * FINER or status == _newton.TIED else _odd(stride // FINER)
+            else:
+                proved, value, gap = self._place(contested, lists, fixed, settled[1])
+                if proved:
+                    return value, gap
+                if len(contested) > NEARLY_ALL * self.rows:
+                    break
+                radius *= 2  # prices are nearly right
+            if not 0 < radius.max() < np.inf:
                 break
-            radius *= WIDER
-        if ended == _newton.LOST:
+        if status == _newton.LOST:
             self.prices[:] = start
-        return self._solve_listed()
+        return self._solve_whole()
 
-    def _start(self, warm: bool) -> tuple[Floats, int]:
-        """Finds prices from samples.
+    def _start(self, warm: bool, stride: int) -> tuple[int, float]:
+        """Finds prices to start from: equal, given or rough ones.
 
         Returns:
-            How far each price may still move; and how the last descent ended.
+            Of how many draws of rows the prices bear the noise, if a sample accepts them, else 0; and how far offers
+            differ that a row might take.
         """
-        radius = np.empty(len(self.prices))
-        status, origin = _start.start_prices(self.problem, warm, self.prices, radius, self.z)
-        if status == _start.OVERFLOWED:
-            self._refuse_illegal_rows()
-            raise OverflowError  # rows are legal, but scores less prices are not finite
-        self.log.append(f"start from {('equal', 'given', 'sampled')[origin]} prices: {status}")
-        return radius, status
+        capacity, prices = self.problem[2], self.prices
+        given = prices.copy()
+        prices[:] = np.where(capacity == 0, np.inf, 0.0)
+        given += prices
+        given -= given.min()
+        noises, origin = 1, "equal"
+        if not self._accepts(prices, stride):
+            noises, origin = 0, "sampled"
+            if warm and self._accepts(given, stride):
+                noises, origin = 2, "given"  # that of these rows, and of those that the prices come from
+                prices[:] = given
+        spread = self._spread()
+        if noises == 0 and spread > 0:  # at so large a width few rows tell enough
+            _smoothing.open_with_sinkhorn(self.problem, FINER * stride - 1, self.top_k, prices, spread / 2)
+        self.log.append(f"start from {origin} prices, offers differ by {spread:.3g}")
+        return noises, spread
 
-    def _collect(self, radius: Floats) -> tuple[Lists, Settled]:
+    def _accepts(self, prices: Floats, stride: int) -> bool:
+        """Whether the rows of a sample would choose experts as often as they have room, but for chance."""
+        (_, need, *_), (counts, _) = self._collect(prices, np.zeros(len(prices)), stride)
+        tied = float(need.sum())
+        taken = counts.sum() + tied
+        lacking = self.problem[3] * (taken / max(1, self.top_k * self.rows)) - counts
+        dear = (prices > prices.min()) & (prices < np.inf)  # where the price is least, slots may stay free
+        wrong = max(-lacking.clip(max=0.0).sum(), lacking[dear].clip(min=0.0).sum() - tied)
+        # By chance alone 0.4 sqrt(taken k) are, with a standard deviation of 0.3 sqrt(taken).
+        return bool(wrong <= 0.4 * math.sqrt(taken * len(prices)) + 0.9 * math.sqrt(taken))
+
+    def _spread(self) -> float:
+        """How far offers differ that a row might take: the best and the one of the upper quartile, in the median row.
+
+        Not the mean: many routers bar an expert with a huge negative score.
+        """
+        scores, mask = self.problem[:2]
+        step, left = max(1, len(mask) // SPREAD_ROWS), len(self.prices) - self.top_k
+        if left == 0:
+            return 0.0
+        offers = -np.sort(self.prices - scores[::step][mask[::step]], axis=1)[:, : self.top_k + 1 + left // 4]
+        chooses = offers[:, self.top_k] > -np.inf
+        last = np.where(offers > -np.inf, offers, np.inf).min(1)
+        apart = np.sort((offers[:, 0] - last)[chooses])
+        spread = float(apart[len(apart) // 2]) if len(apart) else 0.0
+        if not (spread == 0 or TINY < spread < np.inf):
+            raise self._overflow()
+        return spread
+
+    def _collect(self, prices: Floats, radius: Floats, stride: int) -> tuple[Lists, Settled]:
         """Tells settled rows from contested ones, which have the experts within the radius as candidates."""
 
         def collect(start: int, stop: int) -> tuple[Lists, Settled, int]:
-            return _contested.collect(self.problem, self.prices, radius, start, stop, 1, self.z)
+            return _contested.collect(self.problem, prices, radius, start, stop, stride, self.z)
 
-        blocks = cut(len(self.z), BLOCK_ROWS)
+        n = len(self.z)
+        blocks = cut(n, BLOCK_ROWS if stride == 1 else n)
         parts = run_blocks(collect, blocks) if self.parallel else [collect(*block) for block in blocks]
         if any(illegal >= 0 for _, _, illegal in parts):
-            self._refuse_illegal_rows()
-            raise OverflowError  # rows are legal, but scores less prices are not finite
+            raise self._overflow()
         return _join([lists for lists, _, _ in parts]), _add([settled for _, settled, _ in parts])
 
-    def _solve_contested(self, lists: Lists, settled: Settled, mu: float, radius: Floats) -> tuple[int, float, float]:
-        """Returns how it ended, the value, and what rows miss."""
-        ended, value, gap, chains, few = _solve.solve_contested(
-            self.problem, lists, settled, mu, self.prices, radius, self.z
+    def _descend(
+        self, lists: Lists, fixed: Floats, stride: int, radius: Floats, deviation: Floats
+    ) -> tuple[int, float, Lists]:
+        """Newton steps on contested rows; returns how they ended, the last width, and the rows that are left."""
+        (target, free), prices, k = self.problem[3:], self.prices, len(radius)
+        goal, mu = k / 2, FIRST_MU * radius.min()
+        if stride > 1:  # what the counts of a sample cannot tell
+            goal = 0.25 * math.sqrt(k * self.top_k * self.rows / stride)
+        self.log.append(f"every {stride}: {len(lists[0])} rows")
+        status, mu, left = _newton.descend(
+            lists, fixed, target / stride, free / stride, prices, mu, goal, radius, deviation, self.z
         )
-        self.log.append(f"{len(lists[0])} rows, newton from {mu:.3g}, {few} rows: {ended}, {chains} chains")
-        return ended, value, gap
+        prices -= prices.min()
+        self.log[-1] += f", newton to {mu:.3g}: {status}"
+        return status, mu, left
 
-    def _list_all(self) -> Lists:
-        """Makes every expert a candidate of every row."""
+    def _place(self, contested: Ints, left: Lists, fixed: Floats, leads: Scores) -> tuple[bool, float, float]:
+        """Chains of moves for the rows that are left; without a proof prices stay as they were."""
+        scores, _, capacity, target, _ = self.problem
+        before, room = self.prices.copy(), (target - fixed).astype(np.int64)
+        ended, chains, value, gap = _place.place(scores, capacity, contested, left, room, leads, self.prices, self.z)
+        self.log.append(f"{len(left[0])} of {len(contested)} rows: {ended}, {chains} chains")
+        if ended != _place.PROVED:
+            self.prices[:] = before
+        return ended == _place.PROVED, value, gap
+
+    def _solve_whole(self) -> tuple[float, float]:
+        """Chains alone, with all candidates: the last resort."""
         scores, mask, capacity = self.problem[:3]
-        self.prices[capacity == 0] = np.inf
-        self.z[:] = -1
-        lists, illegal = _contested.all_candidates(scores, mask, capacity, self.z.shape[1])
-        if illegal >= 0:
-            raise illegal_scores(scores, capacity, self.z.shape[1], illegal, self.index)
-        return lists
+        value, gap = np.zeros(1), np.zeros(1)
+        _solve_small(
+            scores[None], mask[None], capacity[None], self.prices[None], self.z[None], value, gap, first=self.index
+        )
+        self.log.append("all rows")
+        return float(value[0]), float(gap[0])
 
-    def _refuse_illegal_rows(self) -> None:
-        row = _contested.illegal_row(self.problem, self.z.shape[1])
-        if row >= 0:
-            raise illegal_scores(self.problem[0], self.problem[2], self.z.shape[1], row, self.index)
+    def _overflow(self) -> ArithmeticError | ValueError:
+        """What is wrong where scores less prices are not finite: a row, or the range of the numbers."""
+        scores, mask, capacity = self.problem[:3]
+        row = find_illegal_row(scores, mask, capacity, self.top_k)
+        if row < 0:
+            return OverflowError("scores less prices are beyond the largest number of their type, or all but equal")
+        return illegal_scores(scores, capacity, self.top_k, row, self.index)
 
-    def _solve_listed(self) -> tuple[float, float]:
-        """Chains alone, with all candidates: the last resort. Returns the value and what rows miss."""
-        scores, mask, capacity, target, _ = self.problem
-        lists = self._list_all()
-        held, inside = np.empty(len(lists[3]), np.bool_), np.empty(len(self.prices), np.bool_)
-        stuck, chains = _flow.exact_flow(lists, target.astype(np.int64), self.prices, held, inside)
-        self.log.append(f"all rows: {chains} chains")
-        _books.take_held(lists, held, self.z)
-        if stuck >= 0:
-            raise no_room(scores, mask, capacity, self.z, stuck, self.index)
-        return _books.prove(scores, lists[0], capacity, self.prices, self.z)[:2]
+
+def _odd(x: int) -> int:
+    """The largest odd number up to x, or 1: of rows that alternate, every second one tells half."""
+    return max(1, x - 1 + x % 2)
+
+
+def _radius(deviation: Floats, least: float) -> Floats:
+    """How far prices may still move that are uncertain by so much."""
+    radius = RADIUS * math.sqrt(2 * math.log(len(deviation))) * deviation
+    return np.maximum(radius, max(least, np.sort(radius)[len(radius) // 2]))
 
 
 def _join(parts: list[Lists]) -> Lists:

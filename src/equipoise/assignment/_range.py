@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores and prices at the ends of float64: what overflowed, or was lost to rounding, is solved again.
 
-Solvers compute differences and sums of scores. Beyond about 1e307 those overflow, and what a solver then returns, or
+Solvers compute differences and sums of scores. Where those exceed the largest number, what a solver then returns, or
 says about the scores, may be untrue. A power of two changes no digit of a score, hence no comparison between
-assignments: so such problems are solved with smaller scores, and the results multiplied. To find the largest score
-takes a pass over the matrix, so it is done only where a result, or an error, gives reason to. A value, prices and a gap
-below 1e154 give none: from such prices and any scores the gap is computed without overflow, or is infinite.
+assignments: so such problems are solved in float64 with smaller scores, and the results multiplied. To find the largest
+score takes a pass over the matrix, so it is done only where a result, or an error, gives reason to. A value, prices and
+a gap below 1e154 give none: from such prices and any scores the gap is computed without overflow, or is infinite.
 
 Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 """
@@ -54,19 +54,18 @@ def solve_in_range(
     """
     try:
         solved = solve(scores, capacity, mask, prices)
-    except (ValueError, ArithmeticError):
-        factor = _power_of_two(scores, mask, read)
-        if prices is not None and not bool(read(prices.isfinite().all())):
-            raise
-        if prices is None and not (factor < 1).any():
-            raise
-    else:
         if _is_sound(solved, scores, prices is not None, read):
             return solved
-        factor = _power_of_two(scores, mask, read)
-    if (factor < 1).any():
-        return _solve_smaller(solve, scores, capacity, mask, factor)
-    return solve(scores, capacity, mask, None)
+    except (ValueError, ArithmeticError):
+        if prices is not None and not bool(read(prices.isfinite().all())):
+            raise
+    scale = torch.from_numpy(_power_of_two(scores, mask, read)).to(scores.device)
+    z, counts, capacity, mask, value, prices, gap = solve(scores * scale[..., None, None], capacity, mask, None)
+    value, prices, gap = value / scale, prices / scale[..., None], gap / scale
+    bad = ~(value.isfinite() & prices.isfinite().all(-1) & gap.isfinite()).flatten()
+    if bool(bad.any()):
+        raise _too_large(scores, mask, int(bad.nonzero()[0]))
+    return z, counts, capacity, mask, value, prices, gap
 
 
 def _is_sound(solved: Solved, scores: Tensor, warm: bool, read: Reader) -> bool:
@@ -78,13 +77,7 @@ def _is_sound(solved: Solved, scores: Tensor, warm: bool, read: Reader) -> bool:
     value, prices, gap = (x.numpy() for x in _read_results(solved, read))
     if wide and not all(np.vdot(x, x) < np.inf for x in (value, prices, gap)):
         return False
-    if not warm:
-        return True
-    highest = prices.max(-1)
-    if (highest * scores.shape[-2] <= _COARSER * abs(value)).all():
-        return True
-    # With the least at 0, no price need be above k - 1 moves, each of which costs a row's spread at most.
-    return bool((highest <= scores.shape[-1] * _spread(scores, solved[3], read)).all())
+    return not warm or bool((prices.max(-1) * scores.shape[-2] <= _COARSER * abs(value)).all())
 
 
 def _read_results(solved: Solved, read: Reader) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,38 +89,23 @@ def _read_results(solved: Solved, read: Reader) -> tuple[Tensor, Tensor, Tensor]
     return at_once[..., 0], at_once[..., 1:-1], at_once[..., -1]
 
 
-def _spread(scores: Tensor, mask: Tensor, read: Reader) -> Floats:
-    """The largest difference between two scores of a row, [...]; forbidden pairs and masked rows aside."""
-    most = scores.amax(-1)
-    least = scores.masked_fill(scores == -torch.inf, torch.inf).amin(-1)
-    return read((most.double() - least.double()).where(mask, 0.0).amax(-1)).numpy()
-
-
 def _power_of_two(scores: Tensor, mask: Tensor | None, read: Reader) -> Floats:
     """What to multiply the scores of each problem with, [...]; 1 where they are small enough."""
     *batch, n, _ = scores.shape
-    if scores.dtype != torch.float64 or scores.numel() == 0:
+    if scores.numel() == 0:
         return np.ones(batch)
     used = scores.isfinite() if mask is None else scores.isfinite() & mask.unsqueeze(-1)
-    _, exponent = np.frexp(read(scores.abs().where(used, 0.0).amax((-2, -1))).numpy())
-    return np.asarray(np.ldexp(1.0, np.minimum(0, _EXPONENT - n.bit_length() - exponent)))
+    _, exponent = np.frexp(read(scores.double().abs().where(used, 0.0).amax((-2, -1))).numpy())
+    shift = np.minimum(0, _EXPONENT - n.bit_length() - exponent) + np.maximum(0, -_EXPONENT // 2 - exponent)
+    return np.asarray(np.ldexp(1.0, shift))
 
 
-def _solve_smaller(
-    solve: Solver, scores: Tensor, capacity: Tensor | None, mask: Tensor | None, factor: Floats
-) -> Solved:
-    """Solves with scores times the factor, and divides value, prices and gap by it."""
-    scale = torch.from_numpy(factor).to(scores.device)
-    z, counts, capacity, mask, value, prices, gap = solve(scores * scale[..., None, None], capacity, mask, None)
-    value, prices, gap = value / scale, prices / scale[..., None], gap / scale
-    bad = ~(value.isfinite() & prices.isfinite().all(-1) & gap.isfinite()).flatten()
-    if bool(bad.any()):
-        problem = int(bad.nonzero()[0])
-        where = f" in problem {problem}" if len(bad) > 1 else ""
-        part = scores.flatten(0, -3)[problem] if scores.ndim > 2 else scores
-        largest = float(part.abs().where(part.isfinite() & mask.reshape(-1, len(part))[problem, :, None], 0.0).max())
-        raise ValueError(
-            "scores must have a total, and differences, that float64 can hold (up to 1.8e308), got scores of up to "
-            f"{largest:.3g}{where}: divide them by a power of two, which changes no assignment"
-        )
-    return z, counts, capacity, mask, value, prices, gap
+def _too_large(scores: Tensor, mask: Tensor, problem: int) -> ValueError:
+    """The error for a value or a price beyond float64."""
+    where = f" in problem {problem}" if mask.ndim > 1 and mask.shape[:-1].numel() > 1 else ""
+    part, rows = scores.reshape(-1, *scores.shape[-2:])[problem], mask.reshape(-1, scores.shape[-2])[problem, :, None]
+    largest = float(part.abs().where(part.isfinite() & rows, 0.0).max())
+    return ValueError(
+        "scores must have a total, and differences, that float64 can hold (up to 1.8e308), got scores of up to "
+        f"{largest:.3g}{where}: divide them by a power of two, which changes no assignment"
+    )

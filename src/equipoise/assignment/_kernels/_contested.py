@@ -32,16 +32,6 @@ def copy_to(x: Floats, out: Floats) -> None:
         out[j] = x[j]
 
 
-@jit
-def less_least(prices: Floats) -> None:
-    """Subtracts the least."""
-    least = np.inf
-    for j in range(prices.shape[0]):
-        least = min(least, prices[j])
-    for j in range(prices.shape[0]):
-        prices[j] -= least
-
-
 @jit_vector
 def best_offer(row: Scores, prices: Scores) -> float:
     """The largest `row - prices`."""
@@ -239,61 +229,3 @@ def all_candidates(scores: Scores, mask: Flags, capacity: Counts, top_k: int) ->
             m += 1
             first[m] = entry
     return (rows[:m], need[:m], first[: m + 1], cols[:entry], vals[:entry]), illegal
-
-
-@jit
-def survey(problem: Problem, prices: Scores, stride: int, top_k: int, counts: Floats) -> int:
-    """Counts which experts every `stride`-th row would take; returns how many rows there are."""
-    scores, mask = problem[:2]
-    k, asked = scores.shape[1], 0
-    marks, top = np.empty((k + WORD - 1) // WORD, np.uint64), np.full(top_k, -np.inf, scores.dtype)
-    counts[:] = 0.0
-    for i in range(0, scores.shape[0], stride):
-        row = scores[i]
-        if not mask[i]:
-            continue
-        if top_k == 1:
-            last = best_offer(row, prices)
-        else:
-            last = last_of_largest(row, prices, marks, top)
-        if last > -np.inf:
-            asked += 1
-            for start in range(0, k, WORD):
-                bits = offers_from(row, prices, last, start)
-                while bits != 0:
-                    counts[start + lowest_bit(bits)] += 1
-                    bits &= bits - np.uint64(1)
-    return asked
-
-
-@jit
-def spreads(problem: Problem, prices: Scores, stride: int, top_k: int, rank: int, out: Floats) -> int:
-    """Writes how far the offer of a rank trails the best one, for every `stride`-th row; returns how many there are.
-
-    A row with fewer offers counts with its last; a row without a choice does not count.
-    """
-    scores, mask = problem[:2]
-    top, count = np.empty(rank, scores.dtype), 0
-    for i in range(0, scores.shape[0], stride):
-        if mask[i] and largest_offers(scores[i], prices, top):
-            last = rank - 1
-            while last >= top_k and top[last] == -np.inf:
-                last -= 1
-            if last >= top_k:
-                out[count] = np.float64(top[0]) - top[last]
-                count += 1
-    return count
-
-
-@jit
-def illegal_row(problem: Problem, top_k: int) -> int:
-    """The first row that holds a NaN or +inf or may take too few experts; -1 if there is none."""
-    scores, mask, capacity = problem[:3]
-    for i in range(scores.shape[0]):
-        legal, possible = True, 0
-        for j in range(scores.shape[1]):
-            legal = legal and scores[i, j] < np.inf
-            possible += scores[i, j] > -np.inf and capacity[j] > 0
-        if mask[i] and not (legal and possible >= top_k):
-            return i
-    return -1

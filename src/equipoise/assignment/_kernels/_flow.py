@@ -187,7 +187,7 @@ def place_slots(free: int, prices: Floats, load: Counts, room: Counts, slots: Co
 
 
 @jit
-def exact_flow(lists: Lists, room: Counts, prices: Floats, held: Flags, inside: Flags) -> tuple[int, int]:
+def exact_flow(lists: Lists, room: Counts, prices: Floats, held: Flags) -> tuple[int, int]:
     """Finds the optimal places of contested rows, starting from prices that are about right, and the prices.
 
     Args:
@@ -195,7 +195,6 @@ def exact_flow(lists: Lists, room: Counts, prices: Floats, held: Flags, inside: 
         room: [k] the slots that settled rows leave.
         prices: [k], changed in place.
         held: [entries], which candidates each row takes in the end, written here.
-        inside: [k], which experts chains reach from those that hold too many, where it ends without a way out.
 
     Returns:
         An expert that holds too many, with no chain to one with room among the candidates: -1 if it is solved. And the
@@ -205,7 +204,7 @@ def exact_flow(lists: Lists, room: Counts, prices: Floats, held: Flags, inside: 
     k, entries = prices.shape[0], cols.shape[0]
     load, slots, excess = np.zeros(k, np.int64), np.zeros(k, np.int64), np.empty(k, np.int64)
     owner, head, after = np.empty(entries, np.int32), np.empty(k, np.int64), np.empty(entries, np.int64)
-    distance, parent = np.empty(k), np.empty(k, np.int64)
+    distance, parent, done = np.empty(k), np.empty(k, np.int64), np.empty(k, np.bool_)
     seats = (first, cols, vals, held, owner, head, after, slots)
     seat_rows(lists, prices, held, load)
     link_seats(seats)
@@ -224,7 +223,7 @@ def exact_flow(lists: Lists, room: Counts, prices: Floats, held: Flags, inside: 
     chains = 0
     while over > 0:
         chains += 1
-        end = nearest_room(excess, prices, cost, distance, parent, inside)
+        end = nearest_room(excess, prices, cost, distance, parent, done)
         if end < 0:
             return np.argmax(excess), chains
         reach = distance[end]

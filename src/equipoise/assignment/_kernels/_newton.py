@@ -13,9 +13,9 @@ from equipoise.assignment._kernels._contested import copy_to, insert
 from equipoise.assignment._kernels._records import Floats, Ints, Lists
 from equipoise.assignment._kernels._smoothing import REACH, demand_of_lists, demand_of_slots
 
-# How far a step may move two experts apart, in units of mu. After more than half of that, the next step
-# is at the same mu.
-STEP = 4.0
+# How far a step may move two experts apart, in units of mu. After more than half of that, the next step is at the same
+# mu. Half as far after every step that brought balance no nearer, down to what is not worth a step.
+STEP, LEAST_STEP = 4.0, 1 / 16
 # What ties every price to where it is, as a part of the expert's rows: it decides only where rows are few. And how far
 # an expert that shares too few rows moves, in units of mu.
 ANCHOR, ALONE = 1e-3, 1.5
@@ -27,8 +27,8 @@ STRAY = 1.5
 REACHED, TIED, LOST = 0, 1, 2
 # So many times in a row less smoothing changes nothing.
 MOST_TIED = 5
-# Newton steps in all, and at one mu.
-MOST_STEPS, MOST_STAYS = 200, 24
+# Newton steps in all.
+MOST_STEPS = 200
 
 
 @jit
@@ -49,7 +49,7 @@ def laplacian(pairs: Floats) -> None:
 
 @jit
 def newton_step(
-    prices: Floats, demand: Floats, target: Floats, hessian: Floats, mu: float, wrong: float, step: Floats
+    prices: Floats, demand: Floats, target: Floats, hessian: Floats, mu: float, wrong: float, limit: float, step: Floats
 ) -> float:
     """Writes a Newton step for the prices, limited in length; 0 for closed experts.
 
@@ -76,7 +76,7 @@ def newton_step(
             least, most = min(least, step[j]), max(most, step[j])
     longest = most - least
     for j in range(k):
-        step[j] *= mu * min(1.0, STEP / max(longest, 1e-300))
+        step[j] *= mu * min(1.0, limit / max(longest, 1e-300))
     return max(longest, STEP) if held_back else longest
 
 
@@ -142,50 +142,34 @@ def narrow(lists: Lists, prices: Floats, reach: float, fixed: Floats, counts: Fl
         The rows and candidates that are left.
     """
     rows, need, first, cols, vals = lists
-    k, m, entry = prices.shape[0], 0, 0
-    top, open_demand = np.empty(k + 1), np.zeros(k)
-    begin = first[0]
+    m, entry, begin = 0, 0, first[0]
+    top = np.empty(prices.shape[0] + 1)
+    copy_to(fixed, counts)
     for a in range(need.shape[0]):
         end, wanted = first[a + 1], need[a]
-        if end - begin == 2:  # most rows; whether they are contested nobody can foresee: no branch
-            j, t = np.uint32(cols[begin]), np.uint32(cols[begin + 1])
-            lead = (vals[begin] - prices[j]) - (vals[begin + 1] - prices[t])
-            near, ahead = abs(lead) <= reach, j if lead >= 0 else t
-            cols[entry], vals[entry], cols[entry + 1], vals[entry + 1] = j, vals[begin], t, vals[begin + 1]
-            rows[m], need[m] = rows[a], 1
-            z[rows[a], z.shape[1] - 1] = ahead
-            fixed[ahead] += 1 - near
-            open_demand[ahead] += near
-            m, entry, begin = m + near, entry + 2 * near, end
-            first[m] = entry
-            continue
         best = top[: wanted + 1]
         best[:] = -np.inf
         for e in range(begin, end):
             insert(best, vals[e] - prices[cols[e]])
-        low, high = best[wanted - 1] - reach, best[wanted] + reach
-        start, left = entry, wanted
-        contested = best[wanted - 1] - best[wanted] <= reach
-        room = wanted
+        worst, contested = best[wanted - 1], best[wanted - 1] - best[wanted] <= reach
+        low, high, room = worst - reach, best[wanted] + reach, wanted
         for e in range(begin, end):
             j, offer = cols[e], vals[e] - prices[cols[e]]
-            takes = offer >= best[wanted - 1] and room > 0
+            takes = offer >= worst and room > 0
             room -= takes
+            counts[j] += takes
             if (not contested and takes) or offer > high:
                 fixed[j] += 1.0
-                z[rows[a], z.shape[1] - left] = j
-                left -= 1
+                z[rows[a], z.shape[1] - wanted] = j
+                wanted -= 1
             elif contested and offer >= low:
-                open_demand[j] += takes
                 cols[entry], vals[entry] = j, vals[e]
                 entry += 1
         begin = end
-        if entry > start:
-            rows[m], need[m] = rows[a], left
+        if entry > first[m]:
+            rows[m], need[m] = rows[a], wanted
             m += 1
             first[m] = entry
-    for j in range(k):
-        counts[j] = fixed[j] + open_demand[j]
     return rows[:m], need[:m], first[: m + 1], cols[:entry], vals[:entry]
 
 
@@ -272,9 +256,9 @@ def descend(
     k = prices.shape[0]
     demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
     begin, path, last_mu, rate = prices.copy(), prices.copy(), np.inf, np.empty(k)
-    stays, tied, excess, steps = 0, 0, np.inf, 0
-    wanted, last, status = target.sum() - free, np.inf, LOST
-    while True:
+    wanted, status, tied, last = target.sum() - free, LOST, 0, np.inf
+    limit, was_wrong = STEP, np.inf
+    for _ in range(MOST_STEPS):
         copy_to(fixed, demand)
         pairs[:] = 0.0
         demand_of_lists(lists, prices, mu, demand, pairs)
@@ -286,19 +270,18 @@ def descend(
         for j in range(k):
             deviation[j] = np.sqrt(target[j]) / max(rate[j], (0.05 * np.sqrt(target[j]) + 1e-9) / mu)
             wrong += max(0.0, demand[j] - target[j])
-        if steps >= MOST_STEPS:
-            break
-        steps += 1
-        stays += 1
-        length = newton_step(prices, demand, target, pairs, mu, 2 * goal / k, step)
+        at_once = was_wrong == np.inf
+        limit = limit / 2 if wrong >= was_wrong else limit
+        was_wrong = wrong
+        length = newton_step(prices, demand, target, pairs, mu, 2 * goal / k, limit, step)
         for j in range(k):
             prices[j] += step[j]
         if strayed(prices, begin, radius):
             break
         unsettled = (length > STEP / 2 and wrong > 0.25 * goal) or wrong > 0.1 * wanted
-        if unsettled and stays < MOST_STAYS:
+        if unsettled and limit > LEAST_STEP:
             continue
-        following = mu / 4 if stays == 1 else mu / 2
+        following = mu / 4 if at_once else mu / 2
         # Prices follow a smooth path as mu falls; at first there is one point of it, and the factor is 0.
         extrapolate(prices, path, (following - mu) / (mu - last_mu))
         last_mu = mu
@@ -311,6 +294,5 @@ def descend(
         if excess <= goal or entries == 0 or tied == MOST_TIED:
             status = REACHED if excess <= goal else TIED if entries > 0 else LOST
             break
-        mu = following
-        stays = 0
+        mu, limit, was_wrong = following, STEP, np.inf
     return status, mu, lists

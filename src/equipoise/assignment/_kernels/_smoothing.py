@@ -29,8 +29,6 @@ from equipoise.assignment._kernels._records import Floats, Lists, Problem, Score
 
 # A share is 0 where an offer trails by more than this many mu.
 REACH = 15.0
-# Pairs of candidates that are looked at for the curvature of long lists.
-MOST_PAIRS = 1 << 20
 
 
 @jit_vector
@@ -49,34 +47,21 @@ def shares(offers: Floats, width: int, need: int, mu: float, x: Floats, weight: 
     """Shares that sum to `need`, and weights so that the Hessian of pair (j, t) is -weight_j weight_t / total / mu.
 
     Returns:
-        The total: of the weights, or 1 for a softmax.
+        The total of the weights.
     """
-    best, inverse = -np.inf, 1 / mu
+    best, worst, inverse, total = -np.inf, np.inf, 1 / mu, 0.0
     for t in range(width):
-        best = larger(best, offers[t])
-    if need == 1:
-        total = 0.0
-        for t in range(width):
-            x[t] = soft_exp((offers[t] - best) * inverse)
-        for t in range(width):  # in a loop of its own: see `jit_vector`
-            total += x[t]
-        for t in range(width):
-            x[t] /= total
-            weight[t] = x[t]
-        return 1.0
+        best, worst = larger(best, offers[t]), smaller(worst, offers[t])
     if need >= width:
         for t in range(width):
             x[t], weight[t] = 1.0, 0.0
         return 1.0
-    worst = best
-    for t in range(width):
-        worst = smaller(worst, offers[t])
     # The threshold lies where shares cross one half; safeguarded Newton, to a hundredth of a row.
     low, high = worst - REACH * mu, best + REACH * mu
     x[: need + 1] = -np.inf
     for t in range(width):  # x serves to find the largest
         insert(x[: need + 1], offers[t])
-    threshold, total = 0.5 * (x[need - 1] + x[need]), 0.0
+    threshold = 0.5 * (x[need - 1] + x[need])
     for _ in range(20):
         taken, total = 0.0, 0.0
         for t in range(width):
@@ -84,7 +69,7 @@ def shares(offers: Floats, width: int, need: int, mu: float, x: Floats, weight: 
             half = 1.0 / (1.0 + soft_exp(-abs(u))) - 0.5
             x[t] = 0.5 + np.copysign(half, u)
             weight[t] = 0.25 - half * half
-        for t in range(width):
+        for t in range(width):  # in a loop of its own: see `jit_vector`
             taken += x[t]
             total += weight[t]
         if abs(taken - need) < 0.01:
@@ -104,59 +89,45 @@ def demand_of_lists(lists: Lists, prices: Floats, mu: float, demand: Floats, pai
     _, need, first, cols, vals = lists
     k, inverse = prices.shape[0], 1 / mu
     offers, x, weight = np.empty(k), np.empty(k), np.empty(k)
-    mean = first[need.shape[0]] / max(1, need.shape[0])
-    every = 1 + int(first[need.shape[0]] * mean / MOST_PAIRS)  # long lists: every so many rows tell the curvature
     for a in range(need.shape[0]):
         begin = first[a]
-        width = first[a + 1] - begin
-        if width == 2:  # most rows; either of the two shares tells the other
-            j, t = np.uint32(cols[begin]), np.uint32(cols[begin + 1])
-            lead = (vals[begin] - prices[j]) - (vals[begin + 1] - prices[t])
-            e = soft_exp(-abs(lead) * inverse)
-            more = 1.0 / (1.0 + e)
-            half = np.copysign(more - 0.5, lead)  # which of the two is ahead nobody can foresee: no branch
-            demand[j] += 0.5 + half
-            demand[t] += 0.5 - half
-            pairs[j, t] += more * (1.0 - more)
-            continue
-        best, worst = -np.inf, np.inf
+        width, best, worst = first[a + 1] - begin, -np.inf, np.inf
         for t in range(width):
             offers[t] = vals[begin + t] - prices[np.uint32(cols[begin + t])]
             best, worst = larger(best, offers[t]), smaller(worst, offers[t])
         # One of its candidates, or all but one: a softmax, of the offers or of their negatives.
-        leaves_one = need[a] == width - 1
-        if need[a] == 1 or leaves_one:
+        takes_one = need[a] == 1
+        if takes_one or need[a] == width - 1:
             total = 0.0
             for t in range(width):
-                behind = offers[t] - best if need[a] == 1 else worst - offers[t]
-                offers[t] = soft_exp(behind * inverse)
-                total += offers[t]
+                x[t] = soft_exp((offers[t] - best if takes_one else worst - offers[t]) * inverse)
+                total += x[t]
             scale = 1.0 / total
             for t in range(width):
-                j, share = np.uint32(cols[begin + t]), offers[t] * scale
-                offers[t] = share
-                demand[j] += share if need[a] == 1 else 1.0 - share
-                if a % every == 0:
-                    share *= every
-                    for v in range(t):
-                        pairs[j, np.uint32(cols[begin + v])] += share * offers[v]
+                j, share = np.uint32(cols[begin + t]), x[t] * scale
+                x[t] = share
+                demand[j] += share if takes_one else 1.0 - share
+                for v in range(t):
+                    pairs[j, np.uint32(cols[begin + v])] += share * x[v]
         else:
             scale = 1.0 / shares(offers, width, np.int64(need[a]), mu, x, weight)
             for t in range(width):
                 j = np.uint32(cols[begin + t])
                 demand[j] += x[t]
-                if a % every == 0:
-                    for v in range(t):
-                        pairs[j, np.uint32(cols[begin + v])] += every * weight[t] * scale * weight[v]
+                for v in range(t):
+                    pairs[j, np.uint32(cols[begin + v])] += weight[t] * scale * weight[v]
 
 
 @jit
 def demand_of_slots(free: float, prices: Floats, mu: float, demand: Floats, pairs: Floats) -> None:
-    """The same for free slots."""
+    """The same for free slots, which score 0 for every expert."""
     k = prices.shape[0]
-    offers, x, weight = -prices, np.empty(k), np.empty(k)
-    shares(offers, k, np.int64(1), mu, x, weight)
+    x, total = np.empty(k), 0.0
     for j in range(k):
+        x[j] = soft_exp((prices.min() - prices[j]) / mu)
+        total += x[j]
+    for j in range(k):
+        x[j] /= total
         demand[j] += free * x[j]
         for t in range(j):
             pairs[j, t] += free * x[j] * x[t]
