@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from equipoise.assignment._checks import check_scores
-from equipoise.assignment._completion import complete
+from equipoise.assignment._cycles import complete
 from equipoise.assignment._move_cost import move_cost, relax_prices
 from equipoise.assignment._proof import certify
 from equipoise.ops import count_groups, rank_within_groups
@@ -19,8 +19,9 @@ from equipoise.ops import count_groups, rank_within_groups
 # through after 20 to 60; what is unsold then is a handful of rows, which `complete` places.
 _MAX_ROUNDS = 100
 
-# A row without a second choice bids as if that were worse by this many increments.
-_NO_ALTERNATIVE = 16.0
+# A bid is above the price by this many increments at most. A row may have no second choice, or one of -1e38 that stands
+# for none; a bid as high as that would round all other scores away.
+_LARGEST_RAISE = 16.0
 
 
 def auction_assign(
@@ -75,7 +76,13 @@ def auction_assign(
     z, bid_prices = auction_start(scores, capacity, rows, prices)
     if z.numel() == 0:
         return z, bid_prices
-    return z, _certified_prices(scores.double(), z, bid_prices, capacity, rows)
+    # The bids' prices are good after a contest. Those that fit the assignment best are optimal if it is, as it tends to
+    # be where slots are plenty or rows are tied, and the bids were too high by an epsilon.
+    wide = scores.double().masked_fill(~rows.unsqueeze(-1), 0.0)
+    counts = count_groups(z, scores.shape[-1] + 1)[:, :-1]
+    fitted = relax_prices(move_cost(wide, z, capacity, counts), bid_prices)
+    bids, fit = (certify(wide, z, at_rest(p, counts, capacity), capacity, rows) for p in (bid_prices, fitted))
+    return z, torch.where((bids.gap < fit.gap).unsqueeze(-1), bids.prices, fit.prices)
 
 
 def auction_start(
@@ -91,7 +98,11 @@ def auction_start(
     # An expert without slots takes no bids. Its score may still be NaN, which is checked on the whole matrix.
     wide = scores.double().masked_fill((capacity == 0).unsqueeze(1), -torch.inf)
     check_scores(scores, wide, capacity, rows)
-    start = _starting_prices(wide, capacity, rows, prices)
+    start = torch.zeros_like(wide[:, 0])
+    if prices is not None:
+        # An expert that keeps a free slot must end at 0, and prices never fall.
+        tight = capacity.sum(-1, keepdim=True) == rows.sum(-1, keepdim=True)
+        start = (prices - prices.amin(-1, keepdim=True)).where(tight, start)
     z, bid_prices = _bid(wide, capacity, rows, start, _epsilon(wide, rows))
     return complete(wide, z, capacity, rows), bid_prices
 
@@ -102,21 +113,8 @@ def _epsilon(scores: Float[Tensor, "b n k"], rows: Bool[Tensor, "b n"]) -> Float
     number = allowed.sum(-1)
     below_best = (scores.amax(-1, keepdim=True) - scores).where(allowed, 0.0).sum(-1) / number
     spread = (below_best / number.log()).where(rows & (number > 1), torch.nan)
-    # The median is deaf to heavy tails; the mean stands in where most rows are flat, and 1 where all are.
-    epsilon = spread.nanmedian(-1).values
-    epsilon = epsilon.where(epsilon > 0, spread.nanmean(-1))
+    epsilon = spread.nanmedian(-1).values  # a mean would follow heavy tails
     return epsilon.where(epsilon > 0, 1.0)
-
-
-def _starting_prices(scores: Tensor, capacity: Tensor, rows: Tensor, prices: Tensor | None) -> Tensor:
-    """Where bidding starts. An expert that keeps a free slot must end at 0, and prices never fall by themselves."""
-    if prices is None:
-        return scores.new_zeros(capacity.shape)
-    k = scores.shape[-1]
-    start = prices.double() - prices.double().amin(-1, keepdim=True)
-    favourite = (scores - start.unsqueeze(1)).argmax(-1).where(rows, k)
-    slack = capacity.sum(-1, keepdim=True) > rows.sum(-1, keepdim=True)
-    return start.masked_fill(slack & (count_groups(favourite, k + 1)[:, :k] < capacity), 0.0)
 
 
 def _bid(
@@ -127,26 +125,17 @@ def _bid(
     z = torch.full(rows.shape, k, device=scores.device)
     bids = scores.new_zeros(rows.shape)
     for _ in range(_MAX_ROUNDS):
-        waiting = rows & (z == k)
-        problem, row = waiting.nonzero(as_tuple=True)
+        problem, row = (rows & (z == k)).nonzero(as_tuple=True)
         if len(problem) == 0:
             break
-        expert, offer = _offers(scores[problem, row], prices[problem], epsilon[problem])
+        offers = scores[problem, row] - prices[problem]
+        best, expert = offers.max(-1)
+        second = offers.scatter_(-1, expert.unsqueeze(-1), -torch.inf).amax(-1)
+        raised = torch.minimum(best - second, _LARGEST_RAISE * epsilon[problem]) + epsilon[problem]
         z.index_put_((problem, row), expert)
-        bids.index_put_((problem, row), offer)
-        live = waiting.any(-1).nonzero().squeeze(-1)  # problems that are through are not sorted again
-        kept, raised = _settle(z[live], bids[live], prices[live], capacity[live])
-        z.index_copy_(0, live, kept)
-        prices = prices.index_copy(0, live, raised)
+        bids.index_put_((problem, row), prices[problem, expert] + raised)
+        z, prices = _settle(z, bids, prices, capacity)
     return z, prices
-
-
-def _offers(scores: Tensor, prices: Tensor, epsilon: Tensor) -> tuple[Int[Tensor, "m"], Float[Tensor, "m"]]:
-    """The expert that each of m rows bids for, and its bid."""
-    value, expert = (scores - prices).max(-1, keepdim=True)
-    second = (scores - prices).scatter_(-1, expert, -torch.inf).amax(-1)
-    second = torch.where(second == -torch.inf, value.squeeze(-1) - _NO_ALTERNATIVE * epsilon, second)
-    return expert.squeeze(-1), scores.gather(-1, expert).squeeze(-1) - second + epsilon
 
 
 def _settle(
@@ -162,22 +151,9 @@ def _settle(
     return z, lowest.where(full, prices)
 
 
-def _certified_prices(
-    scores: Tensor, z: Tensor, prices: Tensor, capacity: Tensor, rows: Tensor
+def at_rest(
+    prices: Float[Tensor, "b k"], counts: Int[Tensor, "b k"], capacity: Int[Tensor, "b k"]
 ) -> Float[Tensor, "b k"]:
-    """Chooses, of the bids' prices and those that best fit the assignment, the ones with the smaller gap.
-
-    The first are good after a contest. The second are optimal if the assignment is, as it tends to be where slots are
-    plenty or rows are tied, and the bids were too high by an epsilon.
-    """
-    scores = scores.masked_fill(~rows.unsqueeze(-1), 0.0)
-    counts = count_groups(z, scores.shape[-1] + 1)[:, :-1]
-    fitted = relax_prices(move_cost(scores, z, capacity, counts), prices)
-    bids, fit = (certify(scores, z, _at_rest(p, counts, capacity), capacity, rows) for p in (prices, fitted))
-    return torch.where((bids.gap < fit.gap).unsqueeze(-1), bids.prices, fit.prices)
-
-
-def _at_rest(prices: Tensor, counts: Tensor, capacity: Tensor) -> Float[Tensor, "b k"]:
     """Brings prices to the convention: 0 where there is a free slot, else the least is 0; closed experts aside."""
     least = prices.masked_fill(capacity == 0, torch.inf).amin(-1, keepdim=True)
-    return (prices - least.where(least < torch.inf, 0.0)).masked_fill(counts < capacity, 0.0)
+    return (prices - least).masked_fill((counts < capacity) | (capacity == 0), 0.0)
