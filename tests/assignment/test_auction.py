@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from equipoise.assignment import _auction
 from equipoise.assignment._auction import auction_assign
 from equipoise.assignment._proof import certify
-from equipoise.ops import draw_gumbel
+from equipoise.ops import draw_gumbel, rank_within_groups
 
 INF = float("inf")
 
@@ -93,14 +93,14 @@ def test_scale_changes_neither_rounds_nor_result(scale: float) -> None:
 def test_gap_is_at_most_the_last_epsilon_a_row_when_the_bidding_ends(
     k: int, sharpness: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds, settle = 0, _auction._settle
+    rounds = 0
 
-    def count(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def count(*arguments: torch.Tensor) -> torch.Tensor:
         nonlocal rounds
         rounds += 1
-        return settle(*arguments)
+        return rank_within_groups(*arguments)
 
-    monkeypatch.setattr(_auction, "_settle", count)
+    monkeypatch.setattr(_auction, "rank_within_groups", count)
     scores = noise(3, 320, k) + sharpness * torch.randn(3, 320, k, generator=torch.Generator().manual_seed(1)).double()
     capacity = torch.full([3, k], 320 // k)
     z, prices = auction_assign(scores, capacity, None, None)

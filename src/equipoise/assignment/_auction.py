@@ -8,11 +8,11 @@ that must have one.
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import pad
 
 from equipoise.assignment._checks import check_scores
 from equipoise.assignment._cycles import complete
-from equipoise.assignment._move_cost import move_cost, relax_prices
+from equipoise.assignment._move_cost import at_rest, move_cost, relax_prices
 from equipoise.assignment._proof import certify
 from equipoise.ops import count_groups, rank_within_groups
 
@@ -34,15 +34,12 @@ def auction_assign(
     r"""Assigns every row by auction: feasible, and within n epsilon of the best where the bidding ends by itself.
 
     App. D.2, step 1. Every row without an expert bids for the one where :math:`s_{ij} - p_j` is largest; its bid is the
-    price at which its second choice would be as good, plus epsilon. An expert keeps its c_j highest bids, the rest are
-    without an expert again, and its price is its lowest bid once it is full. All rows of all problems bid at once.
+    price at which its second choice would be as good, plus epsilon. An expert keeps its c_j highest bids, and its price
+    is its lowest bid once it is full. All rows without an expert, of all problems, bid at once.
 
     Prices only rise, so a row that holds a slot never regrets it by more than epsilon; and an expert that was full
-    stays full, so one with a free slot still has price 0. By these two, the gap of the certificate is at most n
-    epsilon, the last one.
-
-    In BASE layers the experts bid for rows. This is its mirror image: there prices belong to rows, and every slot must
-    be filled; here they are the k prices of the certificate, and an expert may keep slots free.
+    stays full, so one with a free slot still has price 0. So the gap of the certificate is at most n epsilon, the last
+    one. (In BASE layers the experts bid for rows, prices belong to rows, and every slot must be filled.)
 
     Epsilon begins as the median lead of a row's best score over its second. For Gumbel noise over k experts that is
     log((2 k - 1) / (k - 1)), between 0.7 and 1.1. It is in proportion to the scores, so that a problem multiplied by a
@@ -103,9 +100,7 @@ def auction_start(
 
 def _epsilon(scores: Float[Tensor, "b n k"], rows: Bool[Tensor, "b n"]) -> Float[Tensor, "b"]:
     """The first increment of the bids: about 1 for Gumbel noise, in proportion to the scores otherwise, always > 0."""
-    best, second = (
-        functional.pad(scores, [0, 1], value=-torch.inf).topk(2).values.unbind(-1)
-    )  # one expert has no second
+    best, second = pad(scores, [0, 1], value=-torch.inf).topk(2).values.unbind(-1)  # k may be 1
     lead = (best - second).where(rows & (second > -torch.inf), torch.nan)
     epsilon = lead.nanmedian(-1).values  # a mean would follow heavy tails
     return epsilon.where(epsilon > 0, 1.0)
@@ -116,8 +111,8 @@ def _bid(
 ) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b k"]]:
     """Runs rounds of bids until every row has an expert, at most `_MAX_ROUNDS`."""
     k = scores.shape[-1]
-    z = torch.full(rows.shape, k, device=scores.device)
-    bids = scores.new_zeros(rows.shape)
+    z, bids, prices = torch.full(rows.shape, k, device=scores.device), torch.zeros_like(scores[..., 0]), prices.clone()
+    slots = torch.cat([capacity, torch.zeros_like(capacity[:, :1])], -1)
     for _ in range(_MAX_ROUNDS):
         problem, row = (rows & (z == k)).nonzero(as_tuple=True)
         if len(problem) == 0:
@@ -126,29 +121,14 @@ def _bid(
         best, expert = offers.max(-1)
         second = offers.scatter_(-1, expert.unsqueeze(-1), -torch.inf).amax(-1)
         raised = torch.minimum(best - second, _LARGEST_RAISE * epsilon[problem]) + epsilon[problem]
-        z.index_put_((problem, row), expert)
-        bids.index_put_((problem, row), prices[problem, expert] + raised)
-        z, prices = _settle(z, bids, prices, capacity)
+        z[problem, row], bids[problem, row] = expert, prices[problem, expert] + raised
+        # Every expert keeps its highest bids (of equal ones the lowest rows'), and full experts raise their prices.
+        live = problem.unique()  # problems that are through are not sorted again
+        chosen, offered, size = z[live], bids[live], slots[live]
+        rank = rank_within_groups(chosen, -offered, count_groups(chosen, k + 1))
+        kept = chosen.where(rank < size.gather(-1, chosen), k)
+        lowest = torch.full_like(size, torch.inf, dtype=bids.dtype).scatter_reduce(-1, kept, offered, "amin")
+        full = (count_groups(kept, k + 1) == size) & (size > 0)
+        z[live], prices[live] = kept, lowest[:, :k].where(full[:, :k], prices[live])
         epsilon = _GROWTH * epsilon
     return z, prices
-
-
-def _settle(
-    z: Tensor, bids: Tensor, prices: Tensor, capacity: Tensor
-) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b k"]]:
-    """Every expert keeps its highest bids (of equal ones the lowest rows'), and full experts raise their prices."""
-    k = capacity.shape[-1]
-    rank = rank_within_groups(z, -bids, count_groups(z, k + 1))
-    slots = torch.cat([capacity, torch.zeros_like(capacity[:, :1])], -1)
-    z = z.where(rank < slots.gather(-1, z), k)
-    lowest = bids.new_full([len(z), k + 1], torch.inf).scatter_reduce(-1, z, bids, "amin")[:, :k]
-    full = (count_groups(z, k + 1)[:, :k] == capacity) & (capacity > 0)
-    return z, lowest.where(full, prices)
-
-
-def at_rest(
-    prices: Float[Tensor, "b k"], counts: Int[Tensor, "b k"], capacity: Int[Tensor, "b k"]
-) -> Float[Tensor, "b k"]:
-    """Brings prices to the convention: 0 where there is a free slot, else the least is 0; closed experts aside."""
-    least = prices.masked_fill(capacity == 0, torch.inf).amin(-1, keepdim=True)
-    return (prices - least).masked_fill((counts < capacity) | (capacity == 0), 0.0)

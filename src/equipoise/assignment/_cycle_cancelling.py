@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from equipoise.assignment._auction import at_rest, auction_start
+from equipoise.assignment._auction import auction_start
 from equipoise.assignment._cycles import cancel_cycles
-from equipoise.assignment._move_cost import move_cost, relax_prices
+from equipoise.assignment._move_cost import at_rest, move_cost, relax_prices
 from equipoise.assignment._proof import certify
 from equipoise.ops import count_groups
 
@@ -65,19 +65,18 @@ def cycle_cancelling(
     optimal = scores.new_zeros(capacity.shape, dtype=torch.float64)
     if z.numel() == 0:
         return z, optimal
-    wide = scores.double().masked_fill(~rows.unsqueeze(-1), 0.0)
+    wide, expert = scores.double().masked_fill(~rows.unsqueeze(-1), 0.0), z.clamp(max=scores.shape[-1] - 1)
     gap, problems = optimal.new_full([len(z)], torch.inf), torch.arange(len(z), device=z.device)
     for _ in range(_MAX_PASSES):
-        part, size, chosen = wide[problems], capacity[problems], z[problems]
+        part, size = wide[problems], capacity[problems]
         offer = part - optimal[problems].unsqueeze(1)
         possible = offer.amax(-1, keepdim=True) - offer <= gap[problems, None, None]
-        possible.scatter_(-1, chosen.clamp(max=scores.shape[-1] - 1).unsqueeze(-1), True)
-        chosen = cancel_cycles(to_grid(part.where(possible, -torch.inf)), chosen, size)
-        z.index_copy_(0, problems, chosen)
-        optimal.index_copy_(0, problems, _dual_prices(part, chosen, size))
+        possible.scatter_(-1, expert[problems].unsqueeze(-1), True)
+        z[problems] = cancel_cycles(to_grid(part.where(possible, -torch.inf)), z[problems], size)
+        optimal[problems] = _dual_prices(part, z[problems], size)
         *_, optimal, gap = certify(wide, z, optimal, capacity, rows)
-        # Masked rows have scores of 0 here, and add at most a price to the magnitude.
         expert = z.clamp(max=scores.shape[-1] - 1)
+        # Masked rows have scores of 0 here, and add at most a price to the magnitude.
         terms = wide.gather(-1, expert.unsqueeze(-1)).squeeze(-1).abs() + optimal.gather(-1, expert)
         problems = (gap > _ROUNDING * terms.sum(-1)).nonzero().squeeze(-1)
         if len(problems) == 0:
@@ -107,6 +106,5 @@ def _dual_prices(
     costs 0, so all prices are finite, those of experts without rows included.
     """
     counts = count_groups(z, scores.shape[-1] + 1)[:, :-1]
-    return at_rest(
-        relax_prices(move_cost(scores, z, capacity, counts), scores.new_zeros(capacity.shape)), counts, capacity
-    )
+    cost = move_cost(scores, z, capacity, counts)
+    return at_rest(relax_prices(cost, torch.zeros_like(cost[..., 0])), counts, capacity)

@@ -2,7 +2,7 @@
 """What it costs to move rows between experts.
 
 An assignment of n rows changes by moving rows between k experts, so everything that decides whether it is optimal fits
-into a graph of k nodes. These are its edges, and the prices that prove that none of its cycles is negative.
+into a graph of k nodes. These are its edges, and its nodes' prices.
 
 Legend: b problems, n rows (datapoints), k columns (experts). z = k is a row without an expert.
 """
@@ -66,3 +66,11 @@ def relax_prices(cost: Float[Tensor, "b k k"], prices: Float[Tensor, "b k"]) -> 
     for _ in range(cost.shape[-1]):
         prices = (cost + prices.unsqueeze(1)).amin(-1)
     return prices
+
+
+def at_rest(
+    prices: Float[Tensor, "b k"], counts: Int[Tensor, "b k"], capacity: Int[Tensor, "b k"]
+) -> Float[Tensor, "b k"]:
+    """Brings prices to the convention: 0 where there is a free slot, else the least is 0; closed experts aside."""
+    least = prices.masked_fill(capacity == 0, torch.inf).amin(-1, keepdim=True)
+    return (prices - least).masked_fill((counts < capacity) | (capacity == 0), 0.0)
