@@ -37,11 +37,12 @@ def cycle_cancelling(
     4. If there is none, the assignment is optimal.
     5. Else move rows along the cycles, as many as they pay for, and go to 2.
 
-    Scores are rounded to a grid for this, so that sums are exact. Problems whose gap it leaves above rounding error are
-    solved again in finer units. A pair (i, j) at which row i would lose more than the gap, :math:`\max_{j'} (s_{ij'} -
-    p_{j'}) - (s_{ij} - p_j) > \text{gap}`, is in no better assignment: its value would be farther below the dual value
-    than the present one. Without those pairs the scores of a row differ by no more than prices do and the gap, and that
-    is the scale of the finer grid.
+    Scores are rounded to a grid first, so that sums are exact. Every round then raises an integer that is bounded, the
+    value in units of the grid, so this ends, ties or not. Problems whose gap is above rounding error are solved again
+    in finer units: a pair (i, j) at which row i would lose more than the gap, :math:`\max_{j'} (s_{ij'} - p_{j'}) -
+    (s_{ij} - p_j) > \text{gap}`, is in no better assignment, as its value would be farther below the dual value than
+    the present one. Without those pairs the scores of a row differ by no more than prices do and the gap, and that is
+    the scale of the finer grid.
 
     Args:
         scores: any floating dtype; -inf forbids a pair.
@@ -85,10 +86,7 @@ def cycle_cancelling(
 
 
 def to_grid(scores: Float[Tensor, "b n k"]) -> Float[Tensor, "b n k"]:
-    """Rounds scores to integers, so small that sums of 2 k of them are exact, after a shift of each row and a factor.
-
-    Only differences within a row matter, so each is shifted to a maximum of 0. The result is between -2^bits and 0.
-    """
+    """Shifts rows to a maximum of 0, and rounds them to integers, in units such that sums of 2 k of them are exact."""
     bits = 53 - (2 * scores.shape[-1] - 1).bit_length()
     shifted = scores - scores.amax(-1, keepdim=True)
     scale = shifted.where(shifted > -torch.inf, 0.0).amin((1, 2), keepdim=True)
@@ -102,8 +100,7 @@ def _dual_prices(
     """Computes prices that prove z optimal: the cost of the cheapest chain of moves that starts at each expert.
 
     p_j = min_t path_cost[j, t] satisfies p_j <= d_jj' + p_j', which says that no row of j prefers j'. An expert with a
-    free slot has d_jj' <= 0 for all j', so its price is the least of all, and the shift makes it 0. The empty chain
-    costs 0, so all prices are finite, those of experts without rows included.
+    free slot has d_jj' <= 0 for all j', so its price is the least of all, and the shift makes it 0.
     """
     counts = count_groups(z, scores.shape[-1] + 1)[:, :-1]
     cost = move_cost(scores, z, capacity, counts)

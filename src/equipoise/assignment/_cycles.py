@@ -40,8 +40,7 @@ def find_moves(scores: Float[Tensor, "b n k"], z: Int[Tensor, "b n"], capacity: 
     """Finds negative cycles that have no expert in common, and how many rows to move along them, App. D.2, steps 2-5.
 
     What the t-th unit around the cycles costs is the sum over their experts of the t-th cheapest moves, free slots at 0
-    among them. It grows with t, so units are moved while it is negative. The first is that of the cycles themselves,
-    hence negative; more than one pays where rows are tied or nearly so, which would take as many rounds otherwise.
+    among them. It grows with t, so units are moved while it is negative: one, or more where rows are nearly tied.
 
     Args:
         scores: float64, such that sums of 2 k of them are exact; -inf forbids a pair.
@@ -69,26 +68,24 @@ def cancel_cycles(
 ) -> Int[Tensor, "b n"]:
     """Moves rows along negative cycles until there is none; arguments as for `find_moves`.
 
-    Every round strictly raises the value, an integer in units of the grid, and it is bounded, so this ends, ties or
-    not. Problems of a batch take their steps together, and leave it when they are optimal.
+    Every round raises the value of a problem, an integer, or is its last.
     """
-    result, problems = z.clone(), torch.arange(len(z), device=z.device)
-    while len(problems):
-        moves = find_moves(scores, z, capacity)
-        z, moved = moves.apply(z), moves.units > 0
-        if not bool(moved.all()):
-            result.index_copy_(0, problems[~moved], z[~moved])
-            problems, scores, z, capacity = problems[moved], scores[moved], z[moved], capacity[moved]
-    return result
+    z, live = z.clone(), torch.arange(len(z), device=z.device)
+    while len(live):
+        moves = find_moves(scores, z[live], capacity[live])
+        z[live] = moves.apply(z[live])
+        if not bool((left := moves.units > 0).all()):
+            live, scores = live[left], scores[left]
+    return z
 
 
 def complete(
     scores: Float[Tensor, "b n k"], z: Int[Tensor, "b n"], capacity: Int[Tensor, "b k"], rows: Bool[Tensor, "b n"]
 ) -> Int[Tensor, "b n"]:
-    """Completes a partial assignment to a feasible one, any will do, if there is one.
+    """Completes a partial assignment to a feasible one, if there is one.
 
-    Rows without an expert take whatever slots are free, forbidden or not. A forbidden pair then scores -1, all others
-    0, and cancelling cycles leaves as few forbidden pairs as there can be.
+    Rows without an expert take any free slots. A forbidden pair then scores -1, all others 0, and cancelling cycles
+    leaves as few forbidden pairs as there can be.
 
     Args:
         scores: -inf forbids a pair; so it does for every pair with an expert of capacity 0.
