@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from equipoise.assignment import _auction
 from equipoise.assignment._auction import auction_assign
 from equipoise.assignment._proof import certify
-from equipoise.ops import draw_gumbel
+from equipoise.ops import draw_gumbel, rank_within_groups
 
 INF = float("inf")
 
@@ -60,13 +60,12 @@ def test_feasible_whenever_anything_is(
     assert value.item() + gap.item() >= exact.value - slack
 
 
-def test_epsilon_is_about_one_for_gumbel_noise_and_follows_the_scale() -> None:
-    scores, rows = noise(1, 4000, 16), torch.ones(1, 4000, dtype=torch.bool)
+@pytest.mark.parametrize("k", [2, 16])
+def test_epsilon_is_the_median_lead_of_gumbel_noise_and_follows_the_scale(k: int) -> None:
+    scores, rows = noise(1, 4000, k), torch.ones(1, 4000, dtype=torch.bool)
     epsilon = _auction._epsilon(scores, rows)
-    # The maximum of 16 has median log(16) - log(log(2)), and all have mean 0.5772; one standard error is 0.008.
-    expected = (math.log(16) - math.log(math.log(2)) - 0.5772) / math.log(16)
-    assert expected == pytest.approx(0.92, abs=0.01)
-    assert epsilon.item() == pytest.approx(expected, abs=5 * 0.008)
+    # The best of k leads by more than x with probability k / (1 + (k - 1) e^x); one standard error is 0.02 at most.
+    assert epsilon.item() == pytest.approx(math.log((2 * k - 1) / (k - 1)), abs=5 * 0.02)
     shifted = 1024.0 * (scores + torch.arange(4000.0)[:, None])
     torch.testing.assert_close(_auction._epsilon(shifted, rows), 1024.0 * epsilon)
 
@@ -91,13 +90,24 @@ def test_scale_changes_neither_rounds_nor_result(scale: float) -> None:
 
 @pytest.mark.parametrize("k", [2, 16])
 @pytest.mark.parametrize("sharpness", [0.0, 1.0, 8.0, 1e3])
-def test_gap_is_at_most_epsilon_a_row_when_the_bidding_ends(k: int, sharpness: float) -> None:
+def test_gap_is_at_most_the_last_epsilon_a_row_when_the_bidding_ends(
+    k: int, sharpness: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = 0
+
+    def count(*arguments: torch.Tensor) -> torch.Tensor:
+        nonlocal rounds
+        rounds += 1
+        return rank_within_groups(*arguments)
+
+    monkeypatch.setattr(_auction, "rank_within_groups", count)
     scores = noise(3, 320, k) + sharpness * torch.randn(3, 320, k, generator=torch.Generator().manual_seed(1)).double()
     capacity = torch.full([3, k], 320 // k)
     z, prices = auction_assign(scores, capacity, None, None)
     _, gap = check_result(scores, capacity, None, z, prices)
     epsilon = _auction._epsilon(scores, torch.ones(3, 320, dtype=torch.bool))
-    assert bool((gap <= 320 * epsilon).all())
+    assert rounds < 100
+    assert bool((gap <= 320 * epsilon * _auction._GROWTH ** (rounds - 1)).all())
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
@@ -108,6 +118,16 @@ def test_any_number_of_rounds_ends_feasible(rounds: int, monkeypatch: pytest.Mon
     capacity = torch.tensor([8, 8, 8, 8, 8, 8, 2]).expand(2, 7)
     z, prices = auction_assign(scores, capacity, None, None)
     check_result(scores, capacity, None, z, prices)
+
+
+def test_finite_scores_that_stand_for_forbidden_pairs_are_no_part_of_the_scale() -> None:
+    scores, capacity = noise(2, 240, 12), torch.full([2, 12], 20)
+    missing = torch.rand(scores.shape, generator=torch.Generator().manual_seed(5)) < 0.3
+    expected, expected_prices = auction_assign(scores.masked_fill(missing, -INF), capacity, None, None)
+    finite = scores.masked_fill(missing, torch.finfo(torch.float32).min)
+    z, prices = auction_assign(finite, capacity, None, None)
+    assert torch.equal(z, expected)
+    assert torch.equal(prices, expected_prices)
 
 
 def test_completion_moves_rows_along_chains(monkeypatch: pytest.MonkeyPatch) -> None:

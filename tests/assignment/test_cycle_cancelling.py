@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from equipoise.assignment import _cycle_cancelling
-from equipoise.assignment._cycle_cancelling import cycle_cancelling
-from equipoise.assignment._move_cost import move_cost, rank_movers
+from equipoise.assignment import _cycles
+from equipoise.assignment._cycle_cancelling import cycle_cancelling, to_grid
+from equipoise.assignment._cycles import cancel_cycles, find_moves
+from equipoise.assignment._move_cost import move_cost
 from equipoise.assignment._proof import certify
 from equipoise.ops import count_groups, draw_gumbel
 
@@ -134,17 +135,16 @@ def test_identical_rows_in_many_experts_end(slack: float, monkeypatch: pytest.Mo
 def test_tied_rows_move_together(monkeypatch: pytest.MonkeyPatch) -> None:
     # 500 rows of each of two kinds, each started at the wrong expert: one round, not 500.
     rounds = 0
-    move = _cycle_cancelling._move_along_cycles
 
-    def count(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def count(*arguments: Any) -> _cycles.Moves:
         nonlocal rounds
         rounds += 1
-        return move(*arguments)
+        return find_moves(*arguments)
 
-    monkeypatch.setattr(_cycle_cancelling, "_move_along_cycles", count)
+    monkeypatch.setattr(_cycles, "find_moves", count)
     scores = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64).repeat_interleave(500, 0)[None]
     wrong = torch.tensor([1, 0]).repeat_interleave(500)[None]
-    z = _cycle_cancelling._cancel_cycles(scores, wrong, torch.full([1, 2], 500))
+    z = cancel_cycles(scores, wrong, torch.full([1, 2], 500))
     assert torch.equal(z, 1 - wrong)
     assert rounds == 2  # one moves everything, one finds nothing left
 
@@ -154,16 +154,15 @@ def test_disjoint_cycles_are_cancelled_in_one_round() -> None:
     scores = torch.full([1, 8, 8], -9.0, dtype=torch.float64)
     scores[0, range(8), range(8)] = torch.arange(1.0, 9.0, dtype=torch.float64)
     exchanged = torch.tensor([[1, 0, 3, 2, 5, 4, 7, 6]])
-    z, successor = _cycle_cancelling._cancel_once(scores, exchanged, torch.ones(1, 8, dtype=torch.int64))
-    assert z.tolist() == [list(range(8))]
-    assert torch.equal(successor, exchanged)
-    assert _cycle_cancelling._number_of_cycles(successor).tolist() == [4]
+    moves = find_moves(scores, exchanged, torch.ones(1, 8, dtype=torch.int64))
+    assert moves.apply(exchanged).tolist() == [list(range(8))]
+    assert torch.equal(moves.successor, exchanged)
 
 
 def test_free_slots_take_part_in_cycles() -> None:
     # Expert 1 is worth more to all four rows and has two free slots: two rows move there, two stay.
     scores = torch.tensor([[0.0, 1.0], [0.0, 4.0], [0.0, 3.0], [0.0, 2.0]], dtype=torch.float64)[None]
-    z = _cycle_cancelling._cancel_cycles(scores, torch.zeros(1, 4, dtype=torch.int64), torch.tensor([[4, 2]]))
+    z = cancel_cycles(scores, torch.zeros(1, 4, dtype=torch.int64), torch.tensor([[4, 2]]))
     assert z[0].tolist() == [0, 1, 1, 0]
 
 
@@ -212,7 +211,7 @@ def test_the_grid_keeps_order_and_leaves_room_for_exact_sums() -> None:
     scores = torch.randn(3, 50, 20, generator=generator, dtype=torch.float64)
     scores *= torch.tensor([1e-305, 1.0, 1e305], dtype=torch.float64)[:, None, None]
     scores[:, 0, 0] = -INF
-    grid = _cycle_cancelling._to_grid(scores)
+    grid = to_grid(scores)
     finite = grid[grid > -INF]
     assert torch.equal(finite, finite.round())
     assert float(finite.abs().max()) * 2 * 20 <= 2**53
@@ -252,13 +251,16 @@ def test_move_cost_equals_loops(generator: torch.Generator) -> None:
         assert torch.equal(cost[problem], expected)
 
 
-def test_movers_are_ranked_by_loss_then_row() -> None:
-    scores = torch.tensor([[5.0, 4.0], [5.0, 2.0], [0.0, 9.0], [5.0, 4.0], [5.0, -INF]], dtype=torch.float64)[None]
-    z = torch.tensor([[0, 0, 1, 0, 0]])
-    target, loss, rank = rank_movers(scores, z, torch.tensor([[1, 2]]))
-    assert target[0].tolist() == [1, 1, 2, 1, 1]
-    assert loss[0].tolist() == [1.0, 3.0, INF, 1.0, INF]
-    assert rank[0].tolist() == [0, 2, 0, 1, 3]
+def test_movers_are_ranked_by_loss_then_row_and_free_slots_come_before_losses() -> None:
+    # Expert 0 has two free slots, which expert 1 can use: its rows gain 9 and 1 at expert 0, and the third loses 1.
+    scores = torch.tensor([[5.0, 4.0], [5.0, 2.0], [9.0, 0.0], [5.0, 4.0], [5.0, -INF], [2.0, 1.0], [0.0, 1.0]])
+    z = torch.tensor([[0, 0, 1, 0, 0, 1, 1]])
+    moves = find_moves(scores.double()[None], z, torch.tensor([[6, 3]]))
+    assert moves.successor.tolist() == [[1, 0]]
+    assert moves.target[0].tolist() == [1, 1, 0, 1, 1, 0, 0]
+    assert moves.rank[0].tolist() == [2, 4, 0, 3, 5, 1, 2]
+    assert moves.units.tolist() == [2]
+    assert moves.apply(z)[0].tolist() == [0, 0, 0, 0, 0, 0, 1]
 
 
 def test_the_gap_is_the_difference_of_dual_and_primal(generator: torch.Generator) -> None:

@@ -51,12 +51,12 @@ def test_examples_are_short(heading: str) -> None:
 
 class TestMethod:
     def test_is_known_once_it_is_in_the_table(self, run_example: Example) -> None:
-        with pytest.raises(ValueError, match="method must be one of 'auto', .*, got 'greedy'"):
-            eq.assign(torch.zeros(2, 2), method="greedy")
+        with pytest.raises(ValueError, match="method must be one of 'auto', .*, got 'first-fit'"):
+            eq.assign(torch.zeros(2, 2), method="first-fit")
         run_example("An assignment method")
-        assert eq.assign(torch.zeros(2, 2), method="greedy").z.tolist() == [0, 1]
-        with pytest.raises(ValueError, match="'greedy', got 'grady'"):
-            eq.assign(torch.zeros(2, 2), method="grady")
+        assert eq.assign(torch.zeros(2, 2), method="first-fit").z.tolist() == [0, 1]
+        with pytest.raises(ValueError, match="'first-fit', got 'first'"):
+            eq.assign(torch.zeros(2, 2), method="first")
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
     @pytest.mark.parametrize("shape", [(6, 3), (2, 3, 6, 3), (0, 6, 3), (2, 0, 3), (7, 1)])
@@ -67,20 +67,20 @@ class TestMethod:
         mask = torch.arange(shape[-2]).expand(shape[:-1]) % 3 != 2
         for capacity in (None, shape[-2], [shape[-2] * (j == shape[-1] - 1) for j in range(shape[-1])]):
             best = eq.assign(scores, capacity, mask=mask)
-            a = eq.assign(scores, capacity, mask=mask, prices=best.prices, method="greedy")
+            a = eq.assign(scores, capacity, mask=mask, prices=best.prices, method="first-fit")
             assert torch.equal(a.z < shape[-1], mask)
             assert bool((a.counts <= a.capacity).all())
             torch.testing.assert_close(a.gap >= best.value - a.value - 1e-9, torch.ones_like(a.gap, dtype=torch.bool))
 
     def test_has_what_methods_have(self, run_example: Example) -> None:
         run_example("An assignment method")
-        scores = torch.tensor([[3.0, 1.0], [4.0, 0.0], [0.0, 1.0], [5.0, 4.0]], requires_grad=True)
-        a = eq.assign(scores, method="greedy")
-        assert a.z.tolist() == [1, 0, 1, 0]
+        scores = torch.tensor([[1.0, 3.0], [4.0, 0.0], [0.0, 1.0], [5.0, 4.0]], requires_grad=True)
+        a = eq.assign(scores, method="first-fit")
+        assert a.z.tolist() == [0, 0, 1, 1]
         a.value.backward()
         assert scores.grad is not None
         assert scores.grad.argmax(-1).tolist() == a.z.tolist()
-        both = torch.vmap(lambda x: eq.assign(x, method="greedy").z)(torch.stack([scores, -scores]).detach())
+        both = torch.vmap(lambda x: eq.assign(x, method="first-fit").z)(torch.stack([scores, -scores]).detach())
         assert both[0].tolist() == a.z.tolist()
         with pytest.raises(ValueError, match="assignment must be optimal"):
             conditional_values(scores.detach(), a)
@@ -92,7 +92,7 @@ class TestMethod:
     def test_says_what_is_wrong(self, run_example: Example, scores: list[list[float]], message: str) -> None:
         run_example("An assignment method")
         with pytest.raises(ValueError, match=message):
-            eq.assign(torch.tensor(scores), method="greedy")
+            eq.assign(torch.tensor(scores), method="first-fit")
 
 
 class TestCommand:
@@ -116,4 +116,4 @@ class TestCommand:
 
     def test_afterwards_it_is_gone(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(capsys, "solve")[0] == 2
-        assert "greedy" not in METHODS
+        assert "first-fit" not in METHODS

@@ -8,19 +8,21 @@ that must have one.
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from equipoise.assignment._checks import check_scores
-from equipoise.assignment._completion import complete
-from equipoise.assignment._move_cost import move_cost, relax_prices
+from equipoise.assignment._cycles import complete
+from equipoise.assignment._move_cost import at_rest, move_cost, relax_prices
 from equipoise.assignment._proof import certify
 from equipoise.ops import count_groups, rank_within_groups
 
-# BASE layers stop bidding in earnest after as many rounds. With the increment below, Gumbel-perturbed scores are
-# through after 20 to 60; what is unsold then is a handful of rows, which `complete` places.
-_MAX_ROUNDS = 100
+# Epsilon grows by 5% a round, 130 times in 100 rounds, because identical rows and scores of low rank lead by little and
+# have far to go. Without it they take twice as long. Rows that are left after 100 rounds are placed by `complete`.
+_MAX_ROUNDS, _GROWTH = 100, 1.05
 
-# A row without a second choice bids as if that were worse by this many increments.
-_NO_ALTERNATIVE = 16.0
+# A bid is above the price by this many increments at most. A row may have no second choice, or one of -1e38 that stands
+# for none; a bid as high as that would round all other scores away.
+_LARGEST_RAISE = 16.0
 
 
 def auction_assign(
@@ -32,33 +34,23 @@ def auction_assign(
     r"""Assigns every row by auction: feasible, and within n epsilon of the best where the bidding ends by itself.
 
     App. D.2, step 1. Every row without an expert bids for the one where :math:`s_{ij} - p_j` is largest; its bid is the
-    price at which its second choice would be as good, plus epsilon. An expert keeps its c_j highest bids, the rest are
-    without an expert again, and its price is its lowest bid once it is full. All rows of all problems bid at once.
+    price at which its second choice would be as good, plus epsilon. An expert keeps its c_j highest bids, and its price
+    is its lowest bid once it is full. All rows without an expert, of all problems, bid at once.
 
     Prices only rise, so a row that holds a slot never regrets it by more than epsilon; and an expert that was full
-    stays full, so one with a free slot still has price 0. By these two, the gap of the certificate is at most n
-    epsilon.
+    stays full, so one with a free slot still has price 0. So the gap of the certificate is at most n epsilon, the last
+    one. (In BASE layers the experts bid for rows, prices belong to rows, and every slot must be filled.)
 
-    In BASE layers the experts bid for rows. This is its mirror image: there prices belong to rows, and every slot must
-    be filled; here they are the k prices of the certificate, and an expert may keep slots free.
-
-    Epsilon is 1 in the units of the noise, whatever they are. Gumbel noise over k experts has a maximum that is log(k)
-    above its mean in expectation, so epsilon is the median over rows of
-
-    .. math::
-        \epsilon_i = \frac{1}{\log k_i} \Big( \max_j s_{ij} - \frac{1}{k_i} \sum_j s_{ij} \Big)
-
-    over the k_i experts that row i may take: about 1 for pure noise (1 on average, and the median is 0.92 for k = 16),
-    and in proportion to the scores otherwise, so that a problem multiplied by a number takes the same rounds (by a
-    power of two: to the same assignment). After 100 rounds any feasible completion is taken; the gap then says what it
-    is worth.
+    Epsilon begins as the median lead of a row's best score over its second. For Gumbel noise over k experts that is
+    log((2 k - 1) / (k - 1)), between 0.7 and 1.1. It is in proportion to the scores, so that a problem multiplied by a
+    number takes the same rounds (by a power of two: to the same assignment). After 100 rounds any feasible completion
+    is taken; the gap then says what it is worth.
 
     Args:
         scores: any floating dtype; -inf forbids a pair.
         capacity: rows that each expert may take, enough for all rows together.
         mask: rows that must have an expert; None: all.
-        prices: finite prices to start from; None: 0. Where there are free slots to spare, experts that these prices
-            leave with room start from 0.
+        prices: finite prices to start from; None: 0. With slots to spare bidding starts from 0 in any case.
 
     Returns:
         The expert of each row (k where it is masked), and prices >= 0: 0 for every expert with a free slot, and the
@@ -75,7 +67,13 @@ def auction_assign(
     z, bid_prices = auction_start(scores, capacity, rows, prices)
     if z.numel() == 0:
         return z, bid_prices
-    return z, _certified_prices(scores.double(), z, bid_prices, capacity, rows)
+    # The bids' prices are good after a contest. Those that fit the assignment best are optimal if it is, as it tends to
+    # be where slots are plenty or rows are tied, and the bids were too high by an epsilon.
+    wide = scores.double().masked_fill(~rows.unsqueeze(-1), 0.0)
+    counts = count_groups(z, scores.shape[-1] + 1)[:, :-1]
+    fitted = relax_prices(move_cost(wide, z, capacity, counts), bid_prices)
+    bids, fit = (certify(wide, z, at_rest(p, counts, capacity), capacity, rows) for p in (bid_prices, fitted))
+    return z, torch.where((bids.gap < fit.gap).unsqueeze(-1), bids.prices, fit.prices)
 
 
 def auction_start(
@@ -91,32 +89,21 @@ def auction_start(
     # An expert without slots takes no bids. Its score may still be NaN, which is checked on the whole matrix.
     wide = scores.double().masked_fill((capacity == 0).unsqueeze(1), -torch.inf)
     check_scores(scores, wide, capacity, rows)
-    start = _starting_prices(wide, capacity, rows, prices)
+    start = torch.zeros_like(wide[:, 0])
+    if prices is not None:
+        # An expert that keeps a free slot must end at 0, and prices never fall.
+        tight = capacity.sum(-1, keepdim=True) == rows.sum(-1, keepdim=True)
+        start = (prices - prices.amin(-1, keepdim=True)).where(tight, start)
     z, bid_prices = _bid(wide, capacity, rows, start, _epsilon(wide, rows))
     return complete(wide, z, capacity, rows), bid_prices
 
 
 def _epsilon(scores: Float[Tensor, "b n k"], rows: Bool[Tensor, "b n"]) -> Float[Tensor, "b"]:
-    """The increment of the bids: about 1 for Gumbel noise, in proportion to the scores otherwise, always > 0."""
-    allowed = scores > -torch.inf
-    number = allowed.sum(-1)
-    below_best = (scores.amax(-1, keepdim=True) - scores).where(allowed, 0.0).sum(-1) / number
-    spread = (below_best / number.log()).where(rows & (number > 1), torch.nan)
-    # The median is deaf to heavy tails; the mean stands in where most rows are flat, and 1 where all are.
-    epsilon = spread.nanmedian(-1).values
-    epsilon = epsilon.where(epsilon > 0, spread.nanmean(-1))
+    """The first increment of the bids: about 1 for Gumbel noise, in proportion to the scores otherwise, always > 0."""
+    best, second = pad(scores, [0, 1], value=-torch.inf).topk(2).values.unbind(-1)  # k may be 1
+    lead = (best - second).where(rows & (second > -torch.inf), torch.nan)
+    epsilon = lead.nanmedian(-1).values  # a mean would follow heavy tails
     return epsilon.where(epsilon > 0, 1.0)
-
-
-def _starting_prices(scores: Tensor, capacity: Tensor, rows: Tensor, prices: Tensor | None) -> Tensor:
-    """Where bidding starts. An expert that keeps a free slot must end at 0, and prices never fall by themselves."""
-    if prices is None:
-        return scores.new_zeros(capacity.shape)
-    k = scores.shape[-1]
-    start = prices.double() - prices.double().amin(-1, keepdim=True)
-    favourite = (scores - start.unsqueeze(1)).argmax(-1).where(rows, k)
-    slack = capacity.sum(-1, keepdim=True) > rows.sum(-1, keepdim=True)
-    return start.masked_fill(slack & (count_groups(favourite, k + 1)[:, :k] < capacity), 0.0)
 
 
 def _bid(
@@ -124,60 +111,24 @@ def _bid(
 ) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b k"]]:
     """Runs rounds of bids until every row has an expert, at most `_MAX_ROUNDS`."""
     k = scores.shape[-1]
-    z = torch.full(rows.shape, k, device=scores.device)
-    bids = scores.new_zeros(rows.shape)
+    z, bids, prices = torch.full(rows.shape, k, device=scores.device), torch.zeros_like(scores[..., 0]), prices.clone()
+    slots = torch.cat([capacity, torch.zeros_like(capacity[:, :1])], -1)
     for _ in range(_MAX_ROUNDS):
-        waiting = rows & (z == k)
-        problem, row = waiting.nonzero(as_tuple=True)
+        problem, row = (rows & (z == k)).nonzero(as_tuple=True)
         if len(problem) == 0:
             break
-        expert, offer = _offers(scores[problem, row], prices[problem], epsilon[problem])
-        z.index_put_((problem, row), expert)
-        bids.index_put_((problem, row), offer)
-        live = waiting.any(-1).nonzero().squeeze(-1)  # problems that are through are not sorted again
-        kept, raised = _settle(z[live], bids[live], prices[live], capacity[live])
-        z.index_copy_(0, live, kept)
-        prices = prices.index_copy(0, live, raised)
+        offers = scores[problem, row] - prices[problem]
+        best, expert = offers.max(-1)
+        second = offers.scatter_(-1, expert.unsqueeze(-1), -torch.inf).amax(-1)
+        raised = torch.minimum(best - second, _LARGEST_RAISE * epsilon[problem]) + epsilon[problem]
+        z[problem, row], bids[problem, row] = expert, prices[problem, expert] + raised
+        # Every expert keeps its highest bids (of equal ones the lowest rows'), and full experts raise their prices.
+        live = problem.unique()  # problems that are through are not sorted again
+        chosen, offered, size = z[live], bids[live], slots[live]
+        rank = rank_within_groups(chosen, -offered, count_groups(chosen, k + 1))
+        kept = chosen.where(rank < size.gather(-1, chosen), k)
+        lowest = torch.full_like(size, torch.inf, dtype=bids.dtype).scatter_reduce(-1, kept, offered, "amin")
+        full = (count_groups(kept, k + 1) == size) & (size > 0)
+        z[live], prices[live] = kept, lowest[:, :k].where(full[:, :k], prices[live])
+        epsilon = _GROWTH * epsilon
     return z, prices
-
-
-def _offers(scores: Tensor, prices: Tensor, epsilon: Tensor) -> tuple[Int[Tensor, "m"], Float[Tensor, "m"]]:
-    """The expert that each of m rows bids for, and its bid."""
-    value, expert = (scores - prices).max(-1, keepdim=True)
-    second = (scores - prices).scatter_(-1, expert, -torch.inf).amax(-1)
-    second = torch.where(second == -torch.inf, value.squeeze(-1) - _NO_ALTERNATIVE * epsilon, second)
-    return expert.squeeze(-1), scores.gather(-1, expert).squeeze(-1) - second + epsilon
-
-
-def _settle(
-    z: Tensor, bids: Tensor, prices: Tensor, capacity: Tensor
-) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b k"]]:
-    """Every expert keeps its highest bids (of equal ones the lowest rows'), and full experts raise their prices."""
-    k = capacity.shape[-1]
-    rank = rank_within_groups(z, -bids, count_groups(z, k + 1))
-    slots = torch.cat([capacity, torch.zeros_like(capacity[:, :1])], -1)
-    z = z.where(rank < slots.gather(-1, z), k)
-    lowest = bids.new_full([len(z), k + 1], torch.inf).scatter_reduce(-1, z, bids, "amin")[:, :k]
-    full = (count_groups(z, k + 1)[:, :k] == capacity) & (capacity > 0)
-    return z, lowest.where(full, prices)
-
-
-def _certified_prices(
-    scores: Tensor, z: Tensor, prices: Tensor, capacity: Tensor, rows: Tensor
-) -> Float[Tensor, "b k"]:
-    """Chooses, of the bids' prices and those that best fit the assignment, the ones with the smaller gap.
-
-    The first are good after a contest. The second are optimal if the assignment is, as it tends to be where slots are
-    plenty or rows are tied, and the bids were too high by an epsilon.
-    """
-    scores = scores.masked_fill(~rows.unsqueeze(-1), 0.0)
-    counts = count_groups(z, scores.shape[-1] + 1)[:, :-1]
-    fitted = relax_prices(move_cost(scores, z, capacity, counts), prices)
-    bids, fit = (certify(scores, z, _at_rest(p, counts, capacity), capacity, rows) for p in (prices, fitted))
-    return torch.where((bids.gap < fit.gap).unsqueeze(-1), bids.prices, fit.prices)
-
-
-def _at_rest(prices: Tensor, counts: Tensor, capacity: Tensor) -> Float[Tensor, "b k"]:
-    """Brings prices to the convention: 0 where there is a free slot, else the least is 0; closed experts aside."""
-    least = prices.masked_fill(capacity == 0, torch.inf).amin(-1, keepdim=True)
-    return (prices - least.where(least < torch.inf, 0.0)).masked_fill(counts < capacity, 0.0)

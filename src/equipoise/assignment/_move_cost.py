@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to move rows between experts, and moving them along a chain of experts.
+"""What it costs to move rows between experts.
 
 An assignment of n rows changes by moving rows between k experts, so everything that decides whether it is optimal fits
-into a graph of k nodes. These are its edges.
+into a graph of k nodes. These are its edges, and its nodes' prices.
 
 Legend: b problems, n rows (datapoints), k columns (experts). z = k is a row without an expert.
 """
@@ -10,8 +10,6 @@ Legend: b problems, n rows (datapoints), k columns (experts). z = k is a row wit
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
-from equipoise.ops import count_groups, rank_within_groups
 
 
 def move_cost(
@@ -52,7 +50,7 @@ def move_cost(
 
 
 def relax_prices(cost: Float[Tensor, "b k k"], prices: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
-    """Lowers prices until no row of any expert j prefers another, p_j <= d_jj' + p_j', by at most k relaxations.
+    """Lowers prices until no row of any expert j prefers another, p_j <= d_jj' + p_j', by k relaxations.
 
     From 0 this computes the cost of the cheapest chain of moves that starts at each expert, min_t path_cost[j, t]. If
     no cycle is negative, k relaxations reach it (Bellman-Ford). Each adds one rounding error, where Floyd-Warshall, on
@@ -66,31 +64,13 @@ def relax_prices(cost: Float[Tensor, "b k k"], prices: Float[Tensor, "b k"]) -> 
         The lower prices. Not shifted: they may be negative.
     """
     for _ in range(cost.shape[-1]):
-        before, prices = prices, (cost + prices.unsqueeze(1)).amin(-1)
-        # On a device to look takes longer than to go on.
-        if prices.device.type == "cpu" and torch.equal(before, prices):
-            break
+        prices = (cost + prices.unsqueeze(1)).amin(-1)
     return prices
 
 
-def rank_movers(
-    scores: Float[Tensor, "b n k"], z: Int[Tensor, "b n"], successor: Int[Tensor, "b k"]
-) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b n"], Int[Tensor, "b n"]]:
-    """Ranks the rows of every expert of a chain by what they lose by moving on to its successor.
-
-    Args:
-        scores: float64; -inf forbids a pair.
-        z: the expert of each row.
-        successor: where the rows of each expert would move; k for experts that are not on the chain.
-
-    Returns:
-        Where each row would move (k: nowhere); what is lost by it (+inf: not possible); and its rank within its expert,
-        the least loss first, then the lowest row.
-    """
-    k = scores.shape[-1]
-    nowhere = torch.full_like(successor[:, :1], k)
-    target = torch.cat([successor, nowhere], -1).gather(-1, z)
-    here = scores.gather(-1, z.clamp(max=k - 1).unsqueeze(-1))
-    there = scores.gather(-1, target.clamp(max=k - 1).unsqueeze(-1))
-    loss = torch.where(target < k, (here - there).squeeze(-1), torch.inf)
-    return target, loss, rank_within_groups(z, loss, count_groups(z, k + 1))
+def at_rest(
+    prices: Float[Tensor, "b k"], counts: Int[Tensor, "b k"], capacity: Int[Tensor, "b k"]
+) -> Float[Tensor, "b k"]:
+    """Brings prices to the convention: 0 where there is a free slot, else the least is 0; closed experts aside."""
+    least = prices.masked_fill(capacity == 0, torch.inf).amin(-1, keepdim=True)
+    return (prices - least).masked_fill((counts < capacity) | (capacity == 0), 0.0)
