@@ -235,8 +235,7 @@ def test_rows_of_two_holders(top_k: int, slots: int | None) -> None:
     def solve(index: int) -> None:
         exchange = Half(index, board, barrier)
         part = parts[index].contiguous()
-        capacity = _settle.default_capacity(part, None, top_k, exchange)
-        capacity = capacity if slots is None else torch.full_like(capacity, slots)
+        capacity = torch.full([1, K], slots or -(-top_k * N // K))
         proofs[index] = _settle.settle(_settle.Problem(part, None, capacity, top_k), None, exchange, Meter())
 
     threads = [threading.Thread(target=solve, args=(index,)) for index in range(2)]

@@ -9,8 +9,8 @@ What reads all scores stays where they are, in torch. Only a sample and conteste
 3. Solve. The compiled solver solves contested rows on the host, with the capacity that settled rows leave.
 4. Prove (`_proof.py`). At the final prices no row has a better offer.
 
-Problems without a proof do the same with eight times as many rows, in the end with all of them: so the result is exact
-whatever the prices were.
+Problems without a proof do the same with eight times as many contested rows, in the end with all of them: so the result
+is exact whatever the prices were.
 
 Legend: b problems, n rows, k experts, K experts a row, m rows that travel.
 """
@@ -86,7 +86,8 @@ def settle_in_torch(
     if flat_mask is not None:
         flat = flat.masked_fill(~flat_mask.unsqueeze(-1), 0.0)
     if capacity is None:
-        capacity = default_capacity(flat, flat_mask, top_k, Alone()).reshape([*batch, k])
+        slots = -(-top_k * count_rows(flat, flat_mask, Alone()).long() // k)
+        capacity = slots.unsqueeze(-1).expand(-1, k).reshape([*batch, k])
     problem = Problem(flat, flat_mask, capacity.reshape(-1, k), top_k)
     try:
         proof = settle(problem, None if prices is None else prices.reshape(-1, k).double(), Alone(), meter)
@@ -114,14 +115,6 @@ def copy_whole(
     meter.rows += int(np.prod(batch)) * n
     given = (x if x is None else meter.read(x) for x in (capacity, mask, prices))
     return tuple(meter.write(x, device) for x in _compiled(meter.read(scores), *given, top_k))  # pyright: ignore[reportReturnType]
-
-
-def default_capacity(
-    scores: Float[Tensor, "b n k"], mask: Bool[Tensor, "b n"] | None, top_k: int, exchange: Exchange
-) -> Int[Tensor, "b k"]:
-    """ceil(K * rows / k) with the rows of all holders."""
-    b, _, k = scores.shape
-    return -(-top_k * count_rows(scores, mask, exchange).long() // k).unsqueeze(-1).expand(b, k)
 
 
 def count_rows(
@@ -173,7 +166,7 @@ def settle(
         raise Unsettled
     nothing = torch.zeros([rows.shape[1], top_k], dtype=torch.int64)
     found = [(nothing, p) if x is None else x for x, p in zip(solved, before, strict=True)]
-    z_of, p_of = (torch.stack(x) for x in zip(*found, strict=True))
+    z_of, p_of = (torch.stack(x) for x in zip(*found, strict=True))  # [b, m, K] and [b, k]
     z = z.scatter(1, contested.unsqueeze(-1).expand(-1, -1, top_k), meter.write(z_of[:, mine], device))
     proof = prove(scores, mask, z, meter.write(p_of, device), capacity, exchange)
     meter.passes += 2
