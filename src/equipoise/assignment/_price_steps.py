@@ -22,8 +22,8 @@ from torch import Tensor
 
 from equipoise.assignment._exchange import Exchange
 
-# Newton steps; the first looks at half the rows, each next one at half as many. With six, 2 of 27 matrices of 65,536 rows
-# needed more contested rows, with seven none.
+# Newton steps; the first looks at half the rows, each next one at half as many. With six, 2 of 27 matrices of 65,536
+# rows needed more contested rows, with seven none.
 STEPS = 7
 # Widths that a price moves at most in a step if its expert shares no rows with others. With 8, prices of heavy tails
 # jump about; with 4, eight experts a row take two steps more.
