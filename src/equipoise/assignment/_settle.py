@@ -161,18 +161,15 @@ def settle(
     taken, room, before, rows = meter.read_rows(settled, capacity, prices.masked_fill(capacity == 0, 0.0), rows)
     if taken[:, k].any():
         raise Unsettled
-    solved = [_solve(*x, top_k) for x in zip(rows, room - taken[:, :k], before, strict=True)]
-    if whole and None in solved:
+    z_of, p_of, solved = _solve(rows, room - taken[:, :k], before, top_k)
+    if whole and not solved.all():
         raise Unsettled
-    nothing = torch.zeros([rows.shape[1], top_k], dtype=torch.int64)
-    found = [(nothing, p) if x is None else x for x, p in zip(solved, before, strict=True)]
-    z_of, p_of = (torch.stack(x) for x in zip(*found, strict=True))  # [b, m, K] and [b, k]
     z = z.scatter(1, contested.unsqueeze(-1).expand(-1, -1, top_k), meter.write(z_of[:, mine], device))
     proof = prove(scores, mask, z, meter.write(p_of, device), capacity, exchange)
     meter.passes += 2
     gap, value, largest = meter.read(torch.stack([proof.gap, proof.value, proof.largest]))
-    proved = whole | (gap <= ROUNDING * torch.maximum(value.abs(), largest))
-    left = torch.tensor([i for i in range(b) if solved[i] is None or not proved[i]])
+    proved = solved & (whole | (gap <= ROUNDING * torch.maximum(value.abs(), largest)))
+    left = (~proved).nonzero().flatten()
     if len(left) == 0:
         return proof
     index = meter.write(left, device)
@@ -202,12 +199,9 @@ def _start(
     prices = scores.new_zeros([b, k], dtype=torch.float64) if given is None else given
     c, t, r, p, sample = meter.read_rows(capacity, target, rows, prices, sample)
     check_start(c.numpy(), top_k * r[:, 0].numpy(), p.numpy(), top_k)
-    for i, part in enumerate(sample):
-        used = part[:, k].sum().long()
-        if used > 0:  # capacities of the sample: sums up to each expert, in its measure, rounded up
-            up_to = -(-t[i].cumsum(0) * used // r[i])
-            solved = _solve(part, up_to.diff(prepend=up_to.new_zeros(1)), p[i], top_k)
-            p[i] = p[i] if solved is None else solved[1]
+    if sample.shape[1] > 0:  # capacities of the sample: sums up to each expert, in its measure, rounded up
+        up_to = -(-t.cumsum(-1) * sample[..., k].sum(-1, keepdim=True).long() // r.clamp_min(1))
+        _, p, _ = _solve(sample, up_to.diff(prepend=torch.zeros_like(r)), p, top_k)
     return meter.write(p.masked_fill(c == 0, torch.inf), scores.device), target.double()
 
 
@@ -220,17 +214,23 @@ def _take(
 
 
 def _solve(
-    rows: Float[Tensor, "m w"], room: Int[Tensor, "k"], before: Float[Tensor, "k"], top_k: int
-) -> tuple[Int[Tensor, "m K"], Float[Tensor, "k"]] | None:
-    """Solves rows on the host; returns z and prices, or None where they do not fit into the room."""
-    try:
-        z, _, _, _, _, prices, _ = _compiled(rows[:, :-1], room, rows[:, -1] > 0, before, top_k)
-    except (ValueError, ArithmeticError):
-        return None
-    # These rows say little of an expert that others fill: only that none of them prefers it. Such an expert keeps its
-    # distance from the others, unless these rows ask for more.
-    shift = (prices - before)[room > 0].mean().nan_to_num()
-    return z.clamp(max=len(room) - 1), torch.where(room > 0, prices, torch.maximum(prices, before + shift))
+    rows: Float[Tensor, "b m w"], room: Int[Tensor, "b k"], before: Float[Tensor, "b k"], top_k: int
+) -> tuple[Int[Tensor, "b m K"], Float[Tensor, "b k"], Bool[Tensor, "b"]]:
+    """Solves rows on the host; returns z, prices, and which problems are solved: their rows fit into the room."""
+    b, m, _ = rows.shape
+    z, prices, solved = torch.zeros([b, m, top_k], dtype=torch.int64), before.clone(), torch.ones(b, dtype=torch.bool)
+    for i in range(b):
+        try:
+            z_of, *_, p, _ = _compiled(rows[i, :, :-1], room[i], rows[i, :, -1] > 0, before[i], top_k)
+        except (ValueError, ArithmeticError):
+            solved[i] = False
+            continue
+        # These rows say little of an expert that others fill: only that none of them prefers it. Such an expert keeps
+        # its distance from the others, unless these rows ask for more.
+        some = room[i] > 0
+        shift = (p - before[i])[some].mean().nan_to_num()
+        z[i], prices[i] = z_of.clamp(max=len(p) - 1), torch.where(some, p, torch.maximum(p, before[i] + shift))
+    return z, prices, solved
 
 
 def _compiled(*problem: Any) -> Solved:
