@@ -6,16 +6,14 @@ that was computed before. So `settle` reads through one `Meter`, which counts.
 
 Rows may be spread over several holders (ranks). What is summed over rows passes through an `Exchange`.
 
-Legend: m rows, k experts.
+Legend: b problems, m rows, w columns.
 """
 
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Shaped
-from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -27,8 +25,12 @@ class Exchange(Protocol):
         """Returns the sum, or the maximum, of `x` over all holders; the same for each of them."""
         ...
 
-    def gather(self, rows: Shaped[Tensor, "m w"]) -> tuple[Shaped[Tensor, "all w"], slice]:
+    def gather(self, rows: Shaped[Tensor, "b m w"]) -> tuple[Shaped[Tensor, "b all w"], slice]:
         """Returns the rows of all holders, in the same order for each of them, and which ones are the caller's."""
+        ...
+
+    def total(self, number: int) -> int:
+        """Returns the sum of a number that the host knows over all holders."""
         ...
 
 
@@ -44,9 +46,13 @@ class Alone:
         """Returns x."""
         return x
 
-    def gather(self, rows: Shaped[Tensor, "m w"]) -> tuple[Shaped[Tensor, "m w"], slice]:
+    def gather(self, rows: Shaped[Tensor, "b m w"]) -> tuple[Shaped[Tensor, "b m w"], slice]:
         """Returns the rows, all of them the caller's."""
-        return rows, slice(0, rows.shape[0])
+        return rows, slice(None)
+
+    def total(self, number: int) -> int:
+        """Returns the number."""
+        return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +99,20 @@ class Meter:
         # A copy on the CPU as well: what is read there is the caller's own, as it is from a device.
         return x.detach().to("cpu", copy=True)
 
-    def read_array(self, x: Tensor) -> NDArray[np.float64]:
-        """The same, as an array of float64."""
-        return self.read(x.double()).numpy()
+    def read_rows(self, *parts: Tensor) -> list[Tensor]:
+        """Copies several tensors at once, the last of which is rows to be solved."""
+        packed = self.read(torch.cat([x.detach().contiguous().flatten().view(torch.uint8) for x in parts]))
+        sizes = [x.numel() * x.element_size() for x in parts]
+        *_, rows = parts
+        number = rows[..., 0].numel()
+        self.rows += number
+        self.trips += number > 0
+        return [y.clone().view(x.dtype).reshape(x.shape) for x, y in zip(parts, packed.split(sizes), strict=True)]
 
-    def write(self, x: Tensor | NDArray[np.float64], device: torch.device) -> Tensor:
+    def write(self, x: Tensor, device: torch.device) -> Tensor:
         """Copies to the device, which need not be waited for."""
-        tensor = x if isinstance(x, Tensor) else torch.from_numpy(x)
-        self._bytes += tensor.numel() * tensor.element_size()
-        return tensor.to(device, copy=True)
+        self._bytes += x.numel() * x.element_size()
+        return x.to(device, copy=True)
 
     def traffic(self) -> Traffic:
         """What was counted so far."""

@@ -71,11 +71,10 @@ def prove(
     size = max(1, BLOCK_ENTRIES // max(1, b * k))
     blocks = [slice(i, i + size) for i in range(0, max(n, 1), size)]
     parts = [_read_block(scores[:, i], mask if mask is None else mask[:, i], z[:, i], open_prices) for i in blocks]
-    z, missed = torch.cat([part.z for part in parts], 1), torch.cat([part.missed for part in parts], 1)
-    largest = torch.stack([torch.cat([part.wish, part.largest.unsqueeze(-1)], -1) for part in parts]).amax(0)
-    largest = exchange.reduce(largest, "max")
+    zs, misses, values, most = zip(*parts, strict=True)
+    z, missed, value = torch.cat(zs, 1), torch.cat(misses, 1), torch.stack(values).sum(0)
+    largest = exchange.reduce(torch.stack(most).amax(0), "max")
     prices = torch.where(closed, largest[:, :k].clamp_min(0.0), prices)
-    value = torch.stack([part.value for part in parts]).sum(0)
     sums = torch.cat([count_experts(z, mask, k), value.unsqueeze(-1), missed.sum(-1, keepdim=True)], -1)
     sums = exchange.reduce(sums)
     counts, value, total = sums[:, :k].long(), sums[:, k].clone(), sums[:, k + 1]
@@ -95,17 +94,16 @@ def certify(
     return prove(scores, mask, experts, prices.double(), capacity, Alone())
 
 
-class _Block(NamedTuple):
-    z: Tensor
-    missed: Tensor
-    value: Tensor
-    largest: Tensor
-    wish: Tensor
+def _read_block(
+    scores: Tensor, mask: Tensor | None, z: Tensor, prices: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Reads some of the rows, in float64.
 
-
-def _read_block(scores: Tensor, mask: Tensor | None, z: Tensor, prices: Tensor) -> _Block:
-    """Reads some of the rows, in float64; `wish` is what the row that wants an expert most would gain there."""
-    top_k, rows = z.shape[-1], z.shape[1]
+    Returns:
+        z and what each row misses; the value; and [b, k + 1] what the row that wants an expert most would gain there,
+        with the largest score assigned.
+    """
+    top_k = z.shape[-1]
     wide = scores.double()
     offers = wide - prices.unsqueeze(1)
     z = z.sort(-1).values  # among equal offers the first expert comes first
@@ -117,6 +115,5 @@ def _read_block(scores: Tensor, mask: Tensor | None, z: Tensor, prices: Tensor) 
     if mask is not None:
         here, missed = here.where(mask.unsqueeze(-1), 0.0), missed.where(mask, 0.0)
         wish = wish.where(mask.unsqueeze(-1), -torch.inf)
-    if rows == 0:
-        return _Block(z, missed, here.sum((1, 2)), here.sum((1, 2)), torch.zeros_like(prices))
-    return _Block(z, missed, here.sum((1, 2)), here.abs().amax((1, 2)), wish.amax(1))
+    most = torch.cat([wish, here.abs().amax(-1, keepdim=True)], -1)
+    return z, missed, here.sum((1, 2)), most.amax(1) if z.shape[1] > 0 else most.sum(1)

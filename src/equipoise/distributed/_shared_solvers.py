@@ -46,6 +46,10 @@ class RankExchange:
         """Returns the rows of all ranks, and which ones are this rank's."""
         return gather_matrix(self.peers, rows, -2)
 
+    def total(self, number: int) -> int:
+        """Returns the sum of a number over all ranks; no device waits for it."""
+        return sum(each for (each,) in self.peers.gather_numbers([number])())
+
 
 def gather_matrix(peers: Ranks, x: Tensor, rows_at: int) -> tuple[Tensor, slice]:
     """Gathers the rows of all ranks, and tells which of them are this rank's.
