@@ -48,8 +48,6 @@ RADIUS = 0.7
 FIRST_MU = 1 / 3
 # So much wider is the radius where prices are lost. With 4, clusters of nearly equal rows take 1.4 times as long.
 WIDER = 8
-# With more contested rows than this part of all, a wider radius would only repeat the chains.
-NEARLY_ALL = 0.9
 # Passes over samples and the matrix after which every expert becomes a candidate of every row.
 MOST_PASSES = 24
 
@@ -176,7 +174,7 @@ class _Problem:
                 proved, value, gap = self._place(contested, lists, fixed, settled[1])
                 if proved:
                     return value, gap
-                if len(contested) > NEARLY_ALL * self.rows:
+                if len(contested) == self.rows:
                     break
                 radius *= 2  # prices are nearly right
             if not 0 < radius.max() < np.inf:
