@@ -46,8 +46,8 @@ TINY = 1e-280
 RADIUS = 0.7
 # The first width of the smoothing, as a part of the radius: candidates that are further away have next to no share.
 FIRST_MU = 1 / 3
-# So much wider is the radius where prices are lost. With 4, clusters of nearly equal rows take 1.4 times as long.
-WIDER = 8
+# So much wider is the radius where prices are lost. With 8, scores of rank 2 take 1.4 times as long.
+WIDER = 4
 # Passes over samples and the matrix after which every expert becomes a candidate of every row.
 MOST_PASSES = 24
 
