@@ -33,7 +33,7 @@ def solve_pair(
     d = d[:count]
     z[:] = -1  # what masked rows keep
     m = _share(count, above, level, capacity)
-    threshold = 0.0 if above <= m <= above + level else largest(d.copy(), m)
+    threshold = 0.0 if above <= m <= above + level else np.partition(d, count - m)[count - m] if m > 0 else np.inf
     room = m - _count_above(d, threshold)  # for rows exactly at the threshold: the first of them
     least, most = np.inf, -np.inf
     for a in range(count):
@@ -95,34 +95,6 @@ def _count_above(d: Floats, threshold: float) -> int:
     for a in range(d.shape[0]):
         count += d[a] > threshold
     return count
-
-
-@jit
-def largest(d: Floats, m: int) -> float:
-    """The m-th largest number (infinity for m = 0), by selection; d is reordered."""
-    if m == 0:
-        return np.inf
-    low, high, wanted = 0, d.shape[0] - 1, d.shape[0] - m
-    while low < high:
-        middle = (low + high) // 2
-        pivot = max(min(d[low], d[middle]), min(max(d[low], d[middle]), d[high]))
-        i, j = low, high
-        while i <= j:
-            while d[i] < pivot:
-                i += 1
-            while d[j] > pivot:
-                j -= 1
-            if i <= j:
-                d[i], d[j] = d[j], d[i]
-                i += 1
-                j -= 1
-        if wanted <= j:
-            high = j
-        elif wanted >= i:
-            low = i
-        else:
-            break
-    return d[wanted]
 
 
 @jit
