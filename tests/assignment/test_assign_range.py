@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import equipoise as eq
-from equipoise.assignment._range import _power_of_two
+from equipoise.assignment._range import Solved, _power_of_two, solve_in_range
 from support.methods import EXACT, METHODS
 
 TOO_LARGE = (
@@ -190,3 +190,21 @@ class TestWarmStartFromAnotherScale:
 def test_prices_that_are_not_finite_are_refused_beside_huge_scores() -> None:
     with pytest.raises(ValueError, match="prices must be finite"):
         eq.assign(draw_normal(8, 4) * 1e300, prices=torch.full([4], math.nan, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "calls"), [(torch.float32, 1e30, 1), (torch.float64, 1.0, 1), (torch.float64, 1e300, 2)]
+)
+def test_only_an_error_that_overflow_may_have_caused_is_looked_into(
+    dtype: torch.dtype, scale: float, calls: int
+) -> None:
+    """Another attempt costs time, and for float32 the time to compile kernels for float64."""
+    seen = list[torch.dtype]()
+
+    def refuse(scores: Tensor, *_: object) -> Solved:
+        seen.append(scores.dtype)
+        raise ValueError("scores must leave the rows room")
+
+    with pytest.raises(ValueError, match="leave the rows room"):
+        solve_in_range(refuse, (draw_normal(8, 4) * scale).to(dtype), None, None, None)
+    assert len(seen) == calls

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores and prices at the ends of float64: what overflowed, or was lost to rounding, is solved again.
 
-Solvers compute differences and sums of scores. Where those exceed the largest number, what a solver then returns, or
-says about the scores, may be untrue. A power of two changes no digit of a score, hence no comparison between
-assignments: so such problems are solved in float64 with smaller scores, and the results multiplied. To find the largest
-score takes a pass over the matrix, so it is done only where a result, or an error, gives reason to. A value, prices and
-a gap below 1e154 give none: from such prices and any scores the gap is computed without overflow, or is infinite.
+Solvers compute differences and sums of scores. Where those exceed the largest number, or differences have no digits
+left, what a solver then returns, or says about the scores, may be untrue. A power of two changes no digit of a score,
+hence no comparison between assignments: so such problems are solved in float64 with smaller scores, or larger ones, and
+the results divided. To find the largest score takes a pass over the matrix, so it is done only where a result, or an
+error, gives reason to. A value, prices and a gap below 1e154 give none: from such prices and any scores the gap is
+computed without overflow, or is infinite.
 
 Legend: n rows (datapoints), k columns (experts), ... batch dimensions.
 """
@@ -24,7 +25,8 @@ Floats = NDArray[np.float64]
 # Copies a tensor to the host.
 Reader = Callable[[Tensor], Tensor]
 
-# Scores are brought below 2 to this power, less one for each bit of n: room for prices of k times their size.
+# Scores are brought below 2 to this power, less one for each bit of n: room for prices of k times their size. And
+# the largest of tiny scores to half of it, below 1.
 _EXPONENT = 960
 # A price of so many times the average score is rounded as much more coarsely. The sum of n such errors is 1e-13 of the
 # value; a gap may be 1e-9 of it.
@@ -56,9 +58,12 @@ def solve_in_range(
         solved = solve(scores, capacity, mask, prices)
         if _is_sound(solved, scores, prices is not None, read):
             return solved
-    except (ValueError, ArithmeticError):
-        if prices is not None and not bool(read(prices.isfinite().all())):
+    except ValueError:
+        at_fault = scores.dtype == torch.float64 and bool((_power_of_two(scores, mask, read) != 1.0).any())
+        if not (at_fault if prices is None else bool(read(prices.isfinite().all()))):
             raise
+    except ArithmeticError:
+        pass
     scale = torch.from_numpy(_power_of_two(scores, mask, read)).to(scores.device)
     z, counts, capacity, mask, value, prices, gap = solve(scores * scale[..., None, None], capacity, mask, None)
     value, prices, gap = value / scale, prices / scale[..., None], gap / scale

@@ -33,7 +33,9 @@ def solve_pair(
     d = d[:count]
     z[:] = -1  # what masked rows keep
     m = _share(count, above, level, capacity)
-    threshold = 0.0 if above <= m <= above + level else np.partition(d, count - m)[count - m] if m > 0 else np.inf
+    threshold = 0.0
+    if not above <= m <= above + level:
+        threshold = np.partition(d, count - m)[count - m] if m > 0 else np.inf
     room = m - _count_above(d, threshold)  # for rows exactly at the threshold: the first of them
     least, most = np.inf, -np.inf
     for a in range(count):
