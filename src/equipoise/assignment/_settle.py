@@ -31,7 +31,7 @@ from equipoise.assignment._range import Solved
 # Rows for each expert in the sample, and as many contested ones. Steps end where counts are right to a row or two, so
 # how many rows are contested depends neither on n nor on K.
 EACH = 8
-# So many times as many are contested where there is no proof, as in `_primal_dual.py`; all, if that were half of them.
+# So many times as many are contested where there is no proof; all, if that were half of them.
 WIDER = 8
 # Entries of a problem below which it is copied at once: to copy so little takes less time than the passes do.
 SMALL_ENTRIES = 1 << 14

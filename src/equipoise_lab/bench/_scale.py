@@ -44,7 +44,7 @@ _TIMES = {
 }
 _VALUES = ("alike: free", "global", "local", "data differ: free", "global", "local")
 _VALUE_KEYS = [f"value/{data}/{scope}" for data in ("alike", "different") for scope in ("free", "global", "local")]
-_FAR = ("experts", "exchange", "assignment, local", "global", "share of global", "contested rows, global")
+_FAR = ("experts", "exchange", "assignment, local", "global", "share of global", "rows gathered, global")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +109,7 @@ def _this_machine(bench: ScaleBench, every: Sequence[Mapping[str, float]]) -> Ma
         bandwidth=moved / max(most["exchange/equal"] - most["message"], 1e-9) if size > 1 else 1e9,
         flops=work / max(alone["equal/seconds"] - alone["solver/local"], 1e-9),
         pass_seconds=min(figures["solver/pass number"] for figures in every),
-        solve_seconds=min(figures["solver/contested number"] for figures in every),
+        solve_seconds=min(figures["solver/gathered number"] for figures in every),
     )
 
 
@@ -168,7 +168,7 @@ def _tables(
     far = {
         size: (
             *(1e3 * seconds for seconds in (cost.compute, cost.exchange, cost.solver, whole[size].solver)),
-            *(f"{whole[size].solver_share:.0%}", f"{whole[size].contested:,.0f}"),
+            *(f"{whole[size].solver_share:.0%}", f"{whole[size].gathered:,.0f}"),
         )
         for size, cost in local.items()
     }

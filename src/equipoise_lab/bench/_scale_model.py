@@ -7,10 +7,12 @@ Legend: R ranks, N tokens of all ranks a step, n = N / R, k experts, K experts a
 import math
 from dataclasses import dataclass
 
-# Contested rows of Gumbel-perturbed logits with popular experts: 4.5%, 2.6%, 1.7% of 16,384, 65,536, 262,144 rows.
-_CONTESTED, _AT_ROWS, _EXPONENT = 0.045, 16_384, -0.35
-# Passes over the rows that prices take, and sums besides: counts, proof, number of rows.
-_PASSES, _SUMS_BESIDES = 20, 8
+from equipoise.assignment._price_steps import STEPS
+from equipoise.assignment._settle import EACH
+
+# Passes over the rows: price steps, settling, the proof. Each ends in a sum over ranks; so do the largest scores and
+# the number of rows. A sample and contested rows are gathered.
+_PASSES, _SUMS, _GATHERINGS = STEPS + 2, STEPS + 4, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +23,7 @@ class Machine:
     bandwidth: float  # bytes a second that a rank sends
     flops: float  # multiplications and additions a second of experts, forward and backward
     pass_seconds: float  # of one pass of the solver over a number of the matrix
-    solve_seconds: float  # of the exact solver for a number of a contested row
+    solve_seconds: float  # of the exact solver for a number of a gathered row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +45,9 @@ class Cost:
 
     token_bytes: float | int  # that tokens, outputs and their gradients take to other ranks
     token_messages: float | int
-    solver_bytes: float | int  # that the scope takes: counts, sums, contested rows
+    solver_bytes: float | int  # that the scope takes: sums, gathered rows
     solver_messages: float | int
-    contested: float | int  # rows that are gathered and solved on every rank
+    gathered: float | int  # rows that are solved on every rank
     compute: float | int  # seconds of the experts
     exchange: float | int  # seconds of the exchange
     solver: float | int  # seconds of the assignment
@@ -56,15 +58,13 @@ class Cost:
         return self.solver / (self.compute + self.exchange + self.solver)
 
 
-def contested_rows(rows: float | int, experts: int) -> float:
-    """Rows whose choice prices leave open: a power law through what was measured at 64 experts, at most all.
+def travelling_rows(rows: int, experts: int) -> int:
+    """Rows that are solved for the prices of a sample and for those whose choice prices leave open.
 
-    At 256 experts the fraction is about 1.2 times that at 64.
+    As many for each expert however many rows there are; all rows, if the open ones were half of them.
     """
-    if rows == 0:
-        return 0.0
-    fraction = _CONTESTED * (rows / _AT_ROWS) ** _EXPONENT * (experts / 64) ** 0.15
-    return rows * min(fraction, 1.0)
+    each = EACH * experts
+    return 2 * each if rows > 2 * each else rows
 
 
 def predict(layer: Layer, machine: Machine, *, scope: str, equal: bool) -> Cost:
@@ -81,26 +81,24 @@ def predict(layer: Layer, machine: Machine, *, scope: str, equal: bool) -> Cost:
     # Tokens there, outputs back, and the gradients of both.
     token_bytes = 4 * slots * layer.dim * layer.width * partners / expert_ranks
     token_messages = 4 * partners + (0 if equal else partners)
-    if scope == "local":
-        contested = contested_rows(layer.rows, k)
-        solver_bytes, messages, travel = (others * 24.0, others, 0.0) if equal else (0.0, 0, 0.0)
-    else:
-        contested = contested_rows(layer.ranks * layer.rows, k)
-        numbers = _PASSES * (k**2 + k) + _SUMS_BESIDES * k + k**2
-        sums = 2 * numbers * 8 * others / layer.ranks
-        solver_bytes = sums + contested * (k + 1) * layer.width * others / layer.ranks
+    gathered = travelling_rows(layer.rows * (1 if scope == "local" else layer.ranks), k)
+    solver_bytes, messages, travel = (others * 24.0, others, 0.0) if scope == "local" and equal else (0.0, 0, 0.0)
+    if scope == "global" and others > 0:
+        # A step sums counts, curvature, widths and rows; then counts of settled rows, the proof, the largest scores.
+        numbers = STEPS * (k**2 + k + 2) + 3 * (k + 1) + 2
+        solver_bytes = (2 * numbers * 8 + gathered * (k + 1) * layer.width) * others / layer.ranks
         # A tree: twice the logarithm of the ranks for a sum, once for a gathering.
-        messages = (2 * (_PASSES + _SUMS_BESIDES) + 1) * math.ceil(math.log2(layer.ranks)) if layer.ranks > 1 else 0
+        messages = (2 * _SUMS + _GATHERINGS) * math.ceil(math.log2(layer.ranks))
         travel = messages * machine.latency + solver_bytes / machine.bandwidth
-    # Passes over a rank's own rows, and the exact solution of contested ones, which every rank repeats.
+    # Passes over a rank's own rows, and the exact solution of those that were gathered, which every rank repeats.
     passes = _PASSES * layer.rows * k * machine.pass_seconds
     return Cost(
         token_bytes=token_bytes,
         token_messages=token_messages,
         solver_bytes=solver_bytes,
         solver_messages=messages,
-        contested=contested,
+        gathered=gathered,
         compute=3 * 2 * 2 * slots * layer.dim * layer.hidden / machine.flops,
         exchange=token_messages * machine.latency + token_bytes / machine.bandwidth,
-        solver=passes + contested * k * machine.solve_seconds + travel,
+        solver=passes + gathered * k * machine.solve_seconds + travel,
     )

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import equipoise as eq
 from equipoise.assignment._exchange import Meter
+from equipoise.assignment._price_steps import rank_offers
 from equipoise.assignment._settle import Problem, settle
 from equipoise.distributed._ranks import Ranks
 from equipoise.distributed._scope import MeshScope
@@ -27,7 +28,7 @@ from equipoise.ops import draw_gumbel
 _TIMEOUT = timedelta(seconds=300)
 # Router and scope of the layers that are measured.
 _LAYERS = {"equal": ("gm-iw", "local"), "uneven": ("skip-iw", "local"), "global": ("gm-iw", "global")}
-# Rows of which a twentieth is solved to learn what a contested row costs: enough that a call's own cost vanishes.
+# Rows of which a twentieth is solved to learn what a gathered row costs: enough that a call's own cost vanishes.
 _CONTESTED_OF = 1 << 15
 
 
@@ -84,7 +85,7 @@ def _measure_exchange(ranks: Ranks, options: dict[str, Any]) -> dict[str, float]
 
 
 def _measure_assignment(ranks: Ranks, options: dict[str, Any]) -> dict[str, float]:
-    """Times the assignment of a rank's own rows and of all rows, and counts contested rows and the value of each."""
+    """Times the assignment of own rows and of all rows, and counts rows that were gathered and the value of each."""
     generator = torch.Generator().manual_seed(options["seed"] + ranks.rank)
     n, k, repeats = options["rows"], options["experts"], options["repeats"]
     total, slots = n * ranks.size, -(-n * ranks.size // k)
@@ -100,22 +101,21 @@ def _measure_assignment(ranks: Ranks, options: dict[str, Any]) -> dict[str, floa
         figures[f"value/{name}/global"] = float(scope.assign(scores, slots).value) / total
 
     def price_step() -> None:
-        """What a price step does with each number: a softmax and its product with itself."""
-        p = torch.softmax(noise, -1)
-        _ = p.T @ p
+        """What a price step does with each number: it finds the best two offers."""
+        _ = rank_offers(scores.unsqueeze(0), mask, small.unsqueeze(0), 1)
 
-    scores, small, meter = noise + popular, torch.zeros(k), Meter()
+    scores, small, meter, mask = noise + popular, torch.zeros(k), Meter(), torch.ones(1, n, dtype=torch.bool)
     figures["solver/local"] = _best(lambda: eq.assign(scores), ranks, repeats)
     figures["solver/global"] = _best(lambda: scope.assign(scores, slots), ranks, repeats)
     settle(Problem(scores.unsqueeze(0), None, torch.full([1, k], slots), 1), None, RankExchange(ranks), meter)
-    figures["contested/global"] = meter.traffic().rows_copied  # of all ranks, while all rows are assigned
-    figures["solver/contested number"] = _seconds_of_contested(popular, repeats)
+    figures["gathered/global"] = meter.traffic().rows_copied  # of all ranks, while all rows are assigned
+    figures["solver/gathered number"] = _seconds_of_gathered(popular, repeats)
     figures["solver/pass number"] = _best(price_step, ranks, repeats) / noise.numel()
     figures["message"] = _best(lambda: RankExchange(ranks).reduce(small), ranks, repeats)
     return figures
 
 
-def _seconds_of_contested(popular: torch.Tensor, repeats: int) -> float:
+def _seconds_of_gathered(popular: torch.Tensor, repeats: int) -> float:
     """Times the exact solver on the twentieth of rows that is nearest to a tie at the optimal prices, a number."""
     n, k = _CONTESTED_OF, popular.shape[0]
     generator = torch.Generator().manual_seed(0)

@@ -4,10 +4,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from equipoise.assignment._exchange import Alone, Meter
+from equipoise.assignment._settle import Problem, settle
 from equipoise_lab.bench import BENCHMARKS, Log, Measurement
 from equipoise_lab.bench._scale import ScaleBench
-from equipoise_lab.bench._scale_model import Layer, Machine, contested_rows, predict
+from equipoise_lab.bench._scale_model import Layer, Machine, predict, travelling_rows
 
 SCALE = BENCHMARKS["scale"]
 MACHINE = Machine(latency=1e-5, bandwidth=1e9, flops=1e12, pass_seconds=1e-12, solve_seconds=5e-8)
@@ -34,10 +37,33 @@ def test_the_expert_axis_ends_at_the_number_of_experts() -> None:
     assert costs[0].token_messages == costs[1].token_messages
 
 
-def test_contested_rows_grow_more_slowly_than_rows() -> None:
-    assert contested_rows(0, 64) == 0
-    assert contested_rows(16_384, 64) == pytest.approx(0.045 * 16_384)
-    assert 1 < contested_rows(2**20, 64) / contested_rows(2**16, 64) < 16
+def test_rows_that_are_gathered_depend_on_the_experts_alone() -> None:
+    assert [travelling_rows(rows, 64) for rows in (0, 500, 2**16, 2**24)] == [0, 500, 1024, 1024]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sums_and_gatherings_are_those_that_the_solver_makes(ranks: int) -> None:
+    """As many numbers as one holder is asked for, twice, since a sum goes there and back."""
+
+    class Counting(Alone):
+        numbers = messages = 0
+
+        def reduce(self, x: torch.Tensor, op: str = "sum") -> torch.Tensor:
+            self.numbers += x.numel() * 8
+            self.messages += 2
+            return x
+
+        def gather(self, rows: torch.Tensor) -> tuple[torch.Tensor, slice]:
+            self.messages += 1
+            self.gathered = getattr(self, "gathered", 0) + rows.numel() * 4
+            return rows, slice(None)
+
+    exchange, n = Counting(), 8192
+    scores = torch.randn(1, n, 64, generator=torch.Generator().manual_seed(0))
+    settle(Problem(scores, None, torch.full([1, 64], n // 64), 1), None, exchange, Meter())
+    cost = predict(layer(ranks, n // ranks), MACHINE, scope="global", equal=True)
+    assert cost.solver_messages == exchange.messages * (ranks - 1)
+    assert cost.solver_bytes == (2 * exchange.numbers + exchange.gathered) * (ranks - 1) / ranks
 
 
 def test_experts_must_be_a_multiple_of_the_ranks() -> None:
@@ -49,7 +75,7 @@ def test_report_of_stored_figures(tmp_path: Path) -> None:
     bench = SCALE.recipes["quick"]
     keys = [f"{kind}/{what}" for kind in ("equal", "uneven", "global") for what in ("seconds", "token bytes")]
     keys += ["equal/token messages", "exchange/equal", "exchange/uneven", "solver/local", "solver/global", "message"]
-    keys += ["solver/pass number", "solver/contested number"]
+    keys += ["solver/pass number", "solver/gathered number"]
     keys += [f"value/{data}/{scope}" for data in ("alike", "different") for scope in ("free", "global", "local")]
     log = Log(SCALE, bench, tmp_path)
     for step in log.steps:
