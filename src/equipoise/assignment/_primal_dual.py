@@ -163,7 +163,10 @@ class _Problem:
             lists, settled = self._collect(self.prices, radius, stride)
             contested, fixed, mu = lists[0].copy(), settled[0].astype(np.float64), 0.0
             if status != _newton.TIED:  # of tied rows smoothing would tell nothing more
-                status, mu, lists = self._descend(lists, fixed, stride, radius, deviation)
+                # A sample cannot tell more than the noise of its counts; of accepted prices, how far they may still move.
+                noise = np.inf if noises > 0 else 0.25 * math.sqrt(k * self.top_k * self.rows / stride)
+                goal = noise if stride > 1 else k / 2
+                status, mu, lists = self._descend(lists, fixed, stride, goal, radius, deviation)
             if stride > 1 and noises > 0:  # the sample would only add its own noise to accepted prices
                 self.prices[:] = before
                 radius = _radius(deviation * math.sqrt(2 * noises / stride), 0.0)
@@ -253,13 +256,10 @@ class _Problem:
         return _join([lists for lists, _, _ in parts]), _add([settled for _, settled, _ in parts])
 
     def _descend(
-        self, lists: Lists, fixed: Floats, stride: int, radius: Floats, deviation: Floats
+        self, lists: Lists, fixed: Floats, stride: int, goal: float, radius: Floats, deviation: Floats
     ) -> tuple[int, float, Lists]:
         """Newton steps on contested rows; returns how they ended, the last width, and the rows that are left."""
-        (target, free), prices, k = self.problem[3:], self.prices, len(radius)
-        goal, mu = k / 2, FIRST_MU * radius.min()
-        if stride > 1:  # what the counts of a sample cannot tell
-            goal = 0.25 * math.sqrt(k * self.top_k * self.rows / stride)
+        (target, free), prices, mu = self.problem[3:], self.prices, FIRST_MU * radius.min()
         self.log.append(f"every {stride}: {len(lists[0])} rows")
         status, mu, left = _newton.descend(
             lists, fixed, target / stride, free / stride, prices, mu, goal, radius, deviation, self.z
