@@ -7,8 +7,8 @@ The order of work for one large problem, with the file of `_kernels` that each p
    steps (`_newton.py`, `_smoothing.py`) on the sample; then on four times as many rows, and so on.
 2. Settle (`_contested.py`). One pass over the matrix. A row whose K-th best offer leads the next by more than prices
    can still move is settled. The rest are contested, with the few candidates that are near.
-3. Solve. Newton steps on the contested rows, then exact shortest chains of moves (`_flow.py`) of the few rows whose
-   choice these steps left open.
+3. Solve. Newton steps on the contested rows, then exact shortest chains of moves (`_flow.py`): of the few rows whose
+   choice these steps left open, and of all contested rows if that does not end in a proof.
 4. Prove (`_books.py`). No settled row has a better offer if its lead covers the difference of the final prices; the
    least lead for each pair of experts was noted in the pass. Contested rows are read once more.
 
@@ -20,6 +20,7 @@ with all candidates, and that is what problems of few rows begin with (`_place.p
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -161,12 +162,12 @@ class _Problem:
         for _ in range(MOST_PASSES):
             before = self.prices.copy()
             lists, settled = self._collect(self.prices, radius, stride)
-            contested, fixed, mu = lists[0].copy(), settled[0].astype(np.float64), 0.0
+            left, fixed, mu = lists, settled[0].astype(np.float64), 0.0
             if status != _newton.TIED:  # of tied rows smoothing would tell nothing more
-                # A sample cannot tell more than the noise of its counts; of accepted prices, how far they may still move.
+                # A sample cannot tell more than the noise of its counts; of accepted prices, how far they may move.
                 noise = np.inf if noises > 0 else 0.25 * math.sqrt(k * self.top_k * self.rows / stride)
                 goal = noise if stride > 1 else k / 2
-                status, mu, lists = self._descend(lists, fixed, stride, goal, radius, deviation)
+                status, mu, left = self._descend(lists, fixed, stride, goal, radius, deviation)
             if stride > 1 and noises > 0:  # the sample would only add its own noise to accepted prices
                 self.prices[:] = before
                 radius = _radius(deviation * math.sqrt(2 * noises / stride), 0.0)
@@ -177,10 +178,13 @@ class _Problem:
                 radius = _radius(deviation, _smoothing.REACH * mu if status == _newton.TIED else 0.0)
                 stride = 1 if stride < 3 * FINER or status == _newton.TIED else _odd(stride // FINER)
             else:
-                proved, value, gap = self._place(contested, lists, fixed, settled[1])
-                if proved:
-                    return value, gap
-                if len(contested) == self.rows:
+                # The few rows that Newton steps left; if that does not end in a proof, all contested ones.
+                parts = [(left, fixed), (lists, settled[0])]
+                for part, taken in parts if left is not lists else parts[1:]:
+                    proved, value, gap = self._place(lists[0], part, taken, settled[1])
+                    if proved:
+                        return value, gap
+                if len(lists[0]) == self.rows:
                     break
                 radius *= 2  # prices are nearly right
             if not 0 < radius.max() < np.inf:
@@ -259,16 +263,18 @@ class _Problem:
         self, lists: Lists, fixed: Floats, stride: int, goal: float, radius: Floats, deviation: Floats
     ) -> tuple[int, float, Lists]:
         """Newton steps on contested rows; returns how they ended, the last width, and the rows that are left."""
-        (target, free), prices, mu = self.problem[3:], self.prices, FIRST_MU * radius.min()
+        _, mask, _, target, free = self.problem
+        prices, mu, part = self.prices, FIRST_MU * radius.min(), float(mask[::stride].sum()) / self.rows
         self.log.append(f"every {stride}: {len(lists[0])} rows")
+        own: Any = tuple(x.copy() for x in lists)
         status, mu, left = _newton.descend(
-            lists, fixed, target / stride, free / stride, prices, mu, goal, radius, deviation, self.z
+            own, fixed, target * part, free * part, prices, mu, goal, radius, deviation, self.z
         )
         prices -= prices.min()
         self.log[-1] += f", newton to {mu:.3g}: {status}"
         return status, mu, left
 
-    def _place(self, contested: Ints, left: Lists, fixed: Floats, leads: Scores) -> tuple[bool, float, float]:
+    def _place(self, contested: Ints, left: Lists, fixed: Floats | Counts, leads: Scores) -> tuple[bool, float, float]:
         """Chains of moves for the rows that are left; without a proof prices stay as they were."""
         scores, _, capacity, target, _ = self.problem
         before, room = self.prices.copy(), (target - fixed).astype(np.int64)

@@ -22,8 +22,8 @@ ANCHOR, ALONE = 1e-3, 1.5
 # Prices that have moved this many times as far as candidates were listed for are lost: what they are to balance is not
 # in the lists. Where lists suffice it is 0.9 times at most, else 10 times and more.
 STRAY = 1.5
-# How a descent ends: counts are within the goal; rows are tied, so that less smoothing changes nothing; or prices are
-# lost, or no row is left to move, because too few candidates are listed.
+# How a descent ends: counts are within the goal, or no row has a choice left; rows are tied, so that less smoothing
+# changes nothing; or prices are lost, because too few candidates are listed.
 REACHED, TIED, LOST = 0, 1, 2
 # So many times in a row less smoothing changes nothing.
 MOST_TIED = 5
@@ -256,7 +256,7 @@ def descend(
     k = prices.shape[0]
     demand, pairs, counts, step = np.empty(k), np.empty((k, k)), np.empty(k), np.zeros(k)
     begin, path, last_mu, rate = prices.copy(), prices.copy(), np.inf, np.empty(k)
-    wanted, status, tied, last = target.sum() - free, LOST, 0, np.inf
+    wanted, status, tied, last = target.sum() - free, TIED, 0, np.inf
     limit, was_wrong = STEP, np.inf
     for _ in range(MOST_STEPS):
         copy_to(fixed, demand)
@@ -277,6 +277,7 @@ def descend(
         for j in range(k):
             prices[j] += step[j]
         if strayed(prices, begin, radius):
+            status = LOST
             break
         unsettled = (length > STEP / 2 and wrong > 0.25 * goal) or wrong > 0.1 * wanted
         if unsettled and limit > LEAST_STEP:
@@ -291,8 +292,10 @@ def descend(
         excess = misplaced(counts, target, prices, rate, STEP * mu)
         tied = tied + 1 if excess > 0.9 * last and entries > 0.9 * before else 0
         last = excess
-        if excess <= goal or entries == 0 or tied == MOST_TIED:
-            status = REACHED if excess <= goal else TIED if entries > 0 else LOST
+        if excess <= goal or entries == 0:
+            status = REACHED
+            break
+        if tied == MOST_TIED:
             break
         mu, limit, was_wrong = following, STEP, np.inf
     return status, mu, lists
