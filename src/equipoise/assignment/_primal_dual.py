@@ -189,7 +189,7 @@ class _Problem:
                 radius *= 2  # prices are nearly right
             if not 0 < radius.max() < np.inf:
                 break
-        if status == _newton.LOST:
+        if status == _newton.LOST or np.isnan(self.prices).any():
             self.prices[:] = start
         return self._solve_whole()
 
